@@ -1,0 +1,1 @@
+"""Pure functions from models to decisions. No I/O, no clock, no randomness."""

@@ -1,0 +1,1 @@
+"""How a controller reaches things: transports, and the node behind them."""

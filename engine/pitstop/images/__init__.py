@@ -1,0 +1,1 @@
+"""Checkpoint images: store, manifest, digests, signatures."""

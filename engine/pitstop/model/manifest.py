@@ -1,0 +1,65 @@
+"""The manifest of a checkpoint: what was saved, against what it is valid, byte for byte."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from pitstop.model.base import Model, Name
+from pitstop.model.words import Connections
+
+SCHEMA = "pitstop/manifest/v1"
+PAYLOAD_TYPE = "application/vnd.pitstop.manifest+json"
+
+
+class ImageFile(Model):
+    """One file of the image directory."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=255)]
+    size: Annotated[int, Field(ge=0)]
+    blake3: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class LogLength(Model):
+    """Length of an append-mode output file when the workload was frozen."""
+
+    path: str
+    length: Annotated[int, Field(ge=0)]
+
+
+class Manifest(Model):
+    """What a checkpoint holds.
+
+    Attributes:
+        generation: which start of the workload this is a picture of. Only valid while no
+            later start has happened (DESIGN, invariant 2).
+        root_pid: of the saved tree, in the PID namespace it was saved in.
+        pids: all PIDs of the tree, there.
+        options: CRIU options that dump and restore must share.
+        proof: the recorded answer to the proof request; None without one.
+        frozen_seconds: from the start of the dump until the images were complete.
+    """
+
+    schema_: Literal["pitstop/manifest/v1"] = Field(alias="schema", default="pitstop/manifest/v1")
+    checkpoint: Name
+    workload: Name
+    node: str
+    boot_id: str
+    run: str
+    created: str
+    generation: Annotated[int, Field(ge=0)]
+    shape: str
+    fingerprint: dict[str, dict[str, str]]
+    root_pid: Annotated[int, Field(ge=2)]
+    pids: tuple[int, ...]
+    connections: Connections
+    options: tuple[str, ...]
+    launch_digest: str
+    logs: tuple[LogLength, ...]
+    proof: str | None
+    files: Annotated[tuple[ImageFile, ...], Field(min_length=1)]
+    total_bytes: int
+    tools: dict[str, str]
+    frozen_seconds: float
+    dump_seconds: float

@@ -1,0 +1,86 @@
+"""A plan: what will be done to which node and workload, and what is expected of it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from pitstop.model.base import Model, Name, digest_of
+from pitstop.model.runbook import RunbookStep
+from pitstop.model.site import Node, SitePolicy
+from pitstop.model.words import Shape, Strategy
+from pitstop.model.workload import Workload
+
+SCHEMA = "pitstop/plan/v1"
+
+
+class RunbookRef(Model):
+    """Which runbook, with its digest and the values it was rendered with."""
+
+    name: str
+    title: str
+    digest: str
+    source: str
+    risk: str
+    variables: dict[str, Any]
+    changes: dict[str, str]
+    steps: tuple[RunbookStep, ...]
+
+
+class WorkloadPlan(Model):
+    """What is intended for one workload.
+
+    Attributes:
+        fingerprint: at planning, as `Fingerprint.to_json`.
+        predicted: what the gate is expected to say, as `Verdict.to_json`.
+        blockers: what would make a dump fail, found without touching the workload.
+    """
+
+    name: Name
+    spec: Workload
+    shape: Shape
+    strategy: Strategy
+    reason: str
+    running: bool
+    fingerprint: dict[str, dict[str, str]]
+    predicted: dict[str, Any]
+    blockers: tuple[dict[str, Any], ...] = ()
+
+
+class Plan(Model):
+    """A rendered runbook for one node, with one strategy per workload.
+
+    Attributes:
+        go: whether the run may start; `no_go` says why not.
+        boot_id: of the node at planning.
+    """
+
+    schema_: Literal["pitstop/plan/v1"] = Field(alias="schema", default="pitstop/plan/v1")
+    site: Name
+    policy: SitePolicy
+    title: str
+    reason: str
+    node: Name
+    node_spec: Node
+    boot_id: str
+    runbook: RunbookRef
+    workloads: tuple[WorkloadPlan, ...]
+    go: bool
+    no_go: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """The digest that approvals and runs bind to."""
+        return digest_of(self.model_dump(mode="json", by_alias=True))
+
+    def workload(self, name: str) -> WorkloadPlan:
+        """Return one workload's plan.
+
+        Raises:
+            KeyError: the plan has no such workload.
+        """
+        for workload in self.workloads:
+            if workload.name == name:
+                return workload
+        raise KeyError(name)

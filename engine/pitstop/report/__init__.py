@@ -1,0 +1,1 @@
+"""Runbook and report rendering."""

@@ -1,0 +1,1 @@
+"""The verbs of a run, and the sequence that joins them."""

@@ -1,0 +1,1 @@
+"""Templates shipped with pitstop: runbooks and reports, as data with a loader."""
