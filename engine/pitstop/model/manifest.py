@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -34,6 +34,8 @@ class Manifest(Model):
     Attributes:
         generation: which start of the workload this is a picture of. Only valid while no
             later start has happened (DESIGN, invariant 2).
+        probes: where the engine's and the model's version were read, to read them again.
+        tolerate: host fields the site's policy lets differ.
         root_pid: of the saved tree, in the PID namespace it was saved in.
         pids: all PIDs of the tree, there.
         options: CRIU options that dump and restore must share.
@@ -51,6 +53,8 @@ class Manifest(Model):
     generation: Annotated[int, Field(ge=0)]
     shape: str
     fingerprint: dict[str, dict[str, str]]
+    probes: dict[str, dict[str, Any]]
+    tolerate: tuple[str, ...]
     root_pid: Annotated[int, Field(ge=2)]
     pids: tuple[int, ...]
     connections: Connections

@@ -1,0 +1,136 @@
+"""What a controller can ask of a node directly: each answers within seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pitstop.images.durable import make_directory, read_json, write_json
+from pitstop.model.errors import BadInput, PitstopError, Refused
+from pitstop.node.clock import now
+from pitstop.node.ops import Operation
+from pitstop.node.paths import StateDir, boot_id
+
+Call = Callable[[StateDir, Mapping[str, Any]], dict[str, Any]]
+
+
+def _ping(_state: StateDir, _arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {"boot_id": boot_id(), "time": now()}
+
+
+def _inspect(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Say all that a plan needs: the node, and each workload with fingerprint and blockers."""
+    from pitstop.node.inspector import inspect_workload
+
+    return {
+        "boot_id": boot_id(),
+        "time": now(),
+        "quarantine": read_json(state.quarantine),
+        "workloads": {
+            name: inspect_workload(state, name, asked)
+            for name, asked in dict(arguments.get("workloads", {})).items()
+        },
+    }
+
+
+def _fingerprint(_state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    from pitstop.node.inventory import take_fingerprint
+
+    return {"fingerprint": take_fingerprint(arguments.get("probes", {})).to_json()}
+
+
+def _op_start(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    operation = Operation(state, str(arguments["id"]))
+    return operation.start(str(arguments["kind"]), dict(arguments["arguments"])).to_json()
+
+
+def _op_status(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return Operation(state, str(arguments["id"])).status().to_json()
+
+
+def _op_wait(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return Operation(state, str(arguments["id"])).wait(float(arguments["seconds"])).to_json()
+
+
+def _op_cancel(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    seconds = float(arguments.get("seconds", 60))
+    return Operation(state, str(arguments["id"])).cancel(seconds).to_json()
+
+
+def _gauge(_state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    from pitstop.node.answers import in_flight
+
+    return {"in_flight": in_flight(arguments["in_flight"])}
+
+
+def _release(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """End the hold that a run has on a workload."""
+    from pitstop.node.record import WorkloadState
+
+    WorkloadState(state, str(arguments["workload"])).release(str(arguments["run"]))
+    return {}
+
+
+def _quarantine(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    make_directory(state.root)
+    existing = read_json(state.quarantine)
+    if existing is None:
+        write_json(
+            state.quarantine,
+            {"run": str(arguments["run"]), "cause": str(arguments["cause"]), "time": now()},
+        )
+    return {"quarantine": read_json(state.quarantine)}
+
+
+def _unquarantine(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Lift a quarantine of this run; one that somebody else set stays.
+
+    Raises:
+        Refused: it was set by another run.
+    """
+    existing = read_json(state.quarantine)
+    if existing is not None:
+        if existing.get("run") != arguments["run"]:
+            raise Refused("node", f"quarantined by {existing.get('run')}: {existing.get('cause')}")
+        state.quarantine.unlink()
+    return {}
+
+
+def _doctor(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    from pitstop.node.doctor import examine
+
+    return examine(state, trial=bool(arguments.get("trial", True)))
+
+
+CALLS: dict[str, Call] = {
+    "ping": _ping,
+    "inspect": _inspect,
+    "fingerprint": _fingerprint,
+    "op.start": _op_start,
+    "op.status": _op_status,
+    "op.wait": _op_wait,
+    "op.cancel": _op_cancel,
+    "gauge": _gauge,
+    "release": _release,
+    "quarantine": _quarantine,
+    "unquarantine": _unquarantine,
+    "doctor": _doctor,
+}
+
+
+def answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Answer one request: `{"call": …, "state_dir": …, "arguments": {…}}`.
+
+    Returns:
+        `{"result": …}` or `{"error": …}`; it does not raise for what a caller can cause.
+    """
+    try:
+        call = CALLS.get(str(request.get("call")))
+        if call is None:
+            raise BadInput(str(request.get("call")), "this engine has no such call")
+        state = StateDir.at(request.get("state_dir"))
+        return {"result": call(state, request.get("arguments") or {})}
+    except PitstopError as error:
+        return {"error": error.to_json()}
+    except (KeyError, TypeError, ValueError) as error:
+        return {"error": BadInput(str(request.get("call")), f"{error!r}").to_json()}

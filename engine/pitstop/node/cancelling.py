@@ -1,0 +1,47 @@
+"""How an operation's runner takes a request to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from types import FrameType
+
+from pitstop.model.errors import Cancelled
+
+
+class _Request:
+    """Whether to stop, and whether it has to wait for the end of a critical part."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.deferred = False
+
+
+_request = _Request()
+
+
+def listen(subject: str) -> None:
+    """From now on SIGTERM raises `Cancelled` in the main thread."""
+
+    def handler(_number: int, _frame: FrameType | None) -> None:
+        _request.asked = True
+        if not _request.deferred:
+            raise Cancelled(subject, "cancelled on request")
+
+    signal.signal(signal.SIGTERM, handler)
+
+
+def asked() -> bool:
+    """Whether somebody has asked to stop."""
+    return _request.asked
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """Within this block a request is only noted: the block asks for it where it is safe."""
+    _request.deferred = True
+    try:
+        yield
+    finally:
+        _request.deferred = False

@@ -1,0 +1,217 @@
+"""Checkpoint: from a running workload to a sealed checkpoint, or to a workload that runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pitstop.images.checkpoint import Checkpoint, Mark, State, sync_images
+from pitstop.images.digest import digest_directory
+from pitstop.images.signing import Keys
+from pitstop.images.store import Store
+from pitstop.model.errors import (
+    Cancelled,
+    CheckpointFailed,
+    PermanentError,
+    PitstopError,
+    WorkloadGone,
+)
+from pitstop.model.manifest import LogLength, Manifest
+from pitstop.model.words import Connections
+from pitstop.node import answers, blockers, cancelling, criu, processes, subject
+from pitstop.node.clock import now, running_seconds
+from pitstop.node.inventory import take_fingerprint
+from pitstop.node.locks import held, wait_until_free
+from pitstop.node.paths import StateDir, boot_id
+from pitstop.node.record import WorkloadState
+from pitstop.node.subject import Subject
+from pitstop.node.vote import Ballot, hook_program
+
+END_DEADLINE = 60.0
+"""Seconds for a tree that CRIU has killed to be gone; freeing much memory takes its time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to save and how.
+
+    Attributes:
+        checkpoint: its name, chosen by the caller so that asking twice names one thing.
+        deadline: seconds CRIU may take until the images are complete.
+    """
+
+    workload: str
+    checkpoint: str
+    run: str
+    node: str
+    shape: str
+    connections: Connections = Connections.CLOSE
+    probes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    tolerate: tuple[str, ...] = ()
+    proof: Mapping[str, Any] | None = None
+    pid_file: str | None = None
+    launch_digest: str = ""
+    deadline: float = 3600.0
+
+
+def take(state: StateDir, order: Order) -> dict[str, Any]:
+    """Save a workload and end it, both or neither.
+
+    Raises:
+        CheckpointFailed: it runs on as before; the cause says why, checked.
+        WorkloadGone: it did not run to begin with.
+    """
+    files = WorkloadState(state, order.workload)
+    with held(files.operation_lock, order.workload, "another operation on this workload"):
+        return _Checkpointer(state, files, order).run()
+
+
+class _Checkpointer:
+    def __init__(self, state: StateDir, files: WorkloadState, order: Order) -> None:
+        self.state = state
+        self.files = files
+        self.order = order
+        self.store = Store(state.images(order.workload))
+        self.keys = Keys(state.keys())
+        self.proof: str | None = None
+        self.taken: Checkpoint | None = None
+
+    def run(self) -> dict[str, Any]:
+        subject_ = subject.find(self.files, self.order.pid_file)
+        found = blockers.scan(subject_.tree, self.store.directory)
+        if found:
+            raise CheckpointFailed(
+                self.order.workload, "; ".join(str(b) for b in found[:5]), "it runs on, untouched"
+            )
+        if self.order.proof is not None:
+            self.proof = answers.proof_answer(self.order.proof)
+        fingerprint = take_fingerprint(self.order.probes).to_json()
+        self.files.hold(self.order.run)
+        # From here a request to stop waits until CRIU asks for its vote, where no is safe.
+        with cancelling.deferred():
+            draft = self.store.begin(self.order.checkpoint)
+            try:
+                criu.save_cpu(draft)
+                self._dump(draft, subject_, fingerprint)
+            except BaseException as error:
+                self._keep_running(draft, subject_, error)
+                raise
+            return self._seal(subject_)
+
+    def _dump(self, draft: Checkpoint, subject_: Subject, fingerprint: dict[str, Any]) -> None:
+        options = criu.shared_options(self.order.connections)
+        command = criu.dump_command(
+            draft, subject_.root_pid, options, hook_program(self.state), subject_.init_pid
+        )
+        begun = running_seconds()
+
+        def commit() -> bool:
+            """Runs while the tree is frozen and its images are complete."""
+            if cancelling.asked():
+                raise Cancelled(self.order.workload, "cancelled on request")
+            dumped = running_seconds()
+            sync_images(draft.images)
+            manifest = Manifest(
+                checkpoint=draft.id,
+                workload=self.order.workload,
+                node=self.order.node,
+                boot_id=boot_id(),
+                run=self.order.run,
+                created=now(),
+                generation=self.files.record().generation,
+                shape=self.order.shape,
+                fingerprint=fingerprint,
+                probes={k: dict(v) for k, v in self.order.probes.items()},
+                tolerate=self.order.tolerate,
+                root_pid=subject_.root_pid,
+                pids=subject_.pids_inside(),
+                connections=self.order.connections,
+                options=tuple(options),
+                launch_digest=self.order.launch_digest,
+                logs=tuple(
+                    LogLength(path=str(path), length=path.stat().st_size)
+                    for path in self.files.log_paths()
+                    if path.exists()
+                ),
+                proof=self.proof,
+                files=(found := digest_directory(draft.images)),
+                total_bytes=sum(file.size for file in found),
+                tools={"criu": criu.version()},
+                frozen_seconds=round(running_seconds() - begun, 6),
+                dump_seconds=round(dumped - begun, 6),
+            )
+            draft.write(manifest, self.keys)
+            draft.verify_signature(self.keys)
+            self.taken = self.store.finish(draft)
+            self.taken.mark(Mark.INTENT, {"time": now(), "run": self.order.run})
+            return True
+
+        ballot = Ballot(draft)
+        try:
+            status = ballot.run(command, "post-dump", commit, self.order.deadline)
+        except TimeoutError as error:
+            raise CheckpointFailed(self.order.workload, str(error)) from error
+        finally:
+            ballot.close()
+            if self.taken is not None:
+                (self.taken.path / "vote.sock").unlink(missing_ok=True)
+        if status != 0 or self.taken is None:
+            lines = criu.errors(self.taken or draft)
+            raise CheckpointFailed(
+                self.order.workload,
+                "; ".join(lines[:5]) or f"CRIU ended with status {status} and named no error",
+            )
+
+    def _seal(self, subject_: Subject) -> dict[str, Any]:
+        """Prove that the original is gone, and only then call the checkpoint sealed."""
+        assert self.taken is not None  # noqa: S101  # _dump has set it or raised
+        self._prove_gone(subject_)
+        self.taken.mark(Mark.SEALED, {"time": now(), "run": self.order.run})
+        manifest = self.taken.manifest()
+        return {
+            "checkpoint": self.taken.id,
+            "image_bytes": manifest.total_bytes,
+            "dump_seconds": manifest.dump_seconds,
+            "frozen_seconds": manifest.frozen_seconds,
+            "generation": manifest.generation,
+            "fingerprint": manifest.fingerprint,
+            "processes": len(manifest.pids),
+            "connections": manifest.connections.value,
+            "proof": "recorded" if manifest.proof is not None else "none",
+            "frozen_at": now(),
+        }
+
+    def _prove_gone(self, subject_: Subject) -> None:
+        if subject_.init_pid is not None:
+            wait_until_free(self.files.lock_path, END_DEADLINE)
+        left = processes.wait_gone(list(subject_.tree), END_DEADLINE)
+        if left:
+            raise PermanentError(
+                self.order.workload,
+                f"the images are complete, but pid {left[0].pid} still runs",
+                "do not restore before it is gone",
+            )
+
+    def _keep_running(self, draft: Checkpoint, subject_: Subject, error: BaseException) -> None:
+        """After a failed dump: say that nothing is left behind, having looked."""
+        checkpoint = self.taken or draft
+        if not subject_.root.alive():
+            if self.taken is not None and self.taken.state() is State.INTENDED:
+                return  # it was ended at the boundary; settling will seal it
+            raise WorkloadGone(
+                self.order.workload, f"it ended while it was being saved: {error}"
+            ) from error
+        if self.taken is not None:
+            self.taken.mark(Mark.ABORTED, {"time": now(), "cause": str(error)})
+        self._keep_log(checkpoint)
+        self.store.discard(checkpoint)
+        self.files.release(self.order.run)
+        if isinstance(error, PitstopError) and not error.hint:
+            error.hint = "the workload runs on"
+
+    def _keep_log(self, checkpoint: Checkpoint) -> None:
+        """Keep CRIU's log of a failed dump: it is the only evidence there is."""
+        log = checkpoint.work / "criu.log"
+        if log.exists():
+            log.replace(self.files.directory / f"failed-{checkpoint.id}.log")

@@ -1,0 +1,51 @@
+"""One workload as it is on this node now, without touching it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pitstop.images.checkpoint import State
+from pitstop.images.store import Store
+from pitstop.model.errors import BadInput, WorkloadGone
+from pitstop.node import blockers, subject
+from pitstop.node.inventory import take_fingerprint
+from pitstop.node.paths import StateDir
+from pitstop.node.record import WorkloadState
+
+
+def inspect_workload(state: StateDir, name: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return whether it runs, its fingerprint, blockers, holder and newest checkpoint.
+
+    Args:
+        state: the node's state.
+        name: the workload.
+        asked: `probes` and `pid_file` as the site declares them.
+    """
+    files = WorkloadState(state, name)
+    store = Store(state.images(name))
+    record = files.record()
+    newest = store.newest(State.SEALED)
+    found: dict[str, Any] = {
+        "running": False,
+        "why_not": "",
+        "blockers": [],
+        "processes": 0,
+        "generation": record.generation,
+        "how": record.how,
+        "run": record.run,
+        "cause": record.cause,
+        "holder": files.holder(),
+        "sealed_checkpoint": newest.id if newest else None,
+        "cold_start_seconds": record.cold_start_seconds,
+        "fingerprint": take_fingerprint(asked.get("probes", {})).to_json(),
+    }
+    try:
+        running = subject.find(files, asked.get("pid_file"))
+    except (WorkloadGone, BadInput) as error:
+        found["why_not"] = str(error)
+        return found
+    found["running"] = True
+    found["processes"] = len(running.tree)
+    found["blockers"] = [b.to_json() for b in blockers.scan(running.tree, store.directory)]
+    return found

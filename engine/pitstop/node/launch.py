@@ -1,0 +1,277 @@
+"""The launcher: the one way a workload is made easy to save.
+
+It starts the workload in its own PID and mount namespace, from a checkpoint where a valid
+one exists and else from its command, passes signals on, and ends with the workload's exit
+status. While it lives it holds the workload's lock; when it dies, the kernel ends the whole
+workload with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+from pitstop.model.errors import (
+    PermanentError,
+    PitstopError,
+    Refused,
+    RestoreFailed,
+    Unexpected,
+)
+from pitstop.node import kernel, nsinit
+from pitstop.node.clock import now, running_seconds
+from pitstop.node.locks import Lock
+from pitstop.node.paths import StateDir, boot_id
+from pitstop.node.record import Phase, Record, WorkloadState
+
+Start = Literal["auto", "restore", "cold"]
+
+CHECKPOINTED = 0
+"""Exit status of the launcher when its workload was ended by a checkpoint: a supervisor that
+restarts on failure only must not start it again in the middle of the maintenance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to launch.
+
+    Attributes:
+        start: `auto` restores a valid checkpoint and else starts cold; `restore` fails
+            instead; `cold` never restores.
+        checkpoint: the checkpoint to restore; default the newest sealed one.
+        run: the run on whose behalf this start happens.
+        begun: seconds since boot when somebody set out to start it; default now.
+        gated: the gate was asked a moment ago by the run; do not ask it again.
+        report: descriptor for one JSON line once the workload runs or could not be started.
+    """
+
+    workload: str
+    command: Sequence[str]
+    env: Mapping[str, str]
+    cwd: str = "/"
+    start: Start = "auto"
+    checkpoint: str | None = None
+    run: str = ""
+    deny_io_uring: bool = False
+    gated: bool = False
+    begun: float | None = None
+    report: int | None = None
+
+
+def launch(request: Request, state: StateDir) -> int:
+    """Run the workload to its end and return the exit status to end with.
+
+    Raises:
+        Refused: another copy lives, or another run holds the workload.
+        PitstopError: it could not be started.
+    """
+    files = WorkloadState(state, request.workload)
+    lock = Lock(files.lock_path)
+    if not lock.try_acquire():
+        raise Refused(request.workload, "a copy of it runs already on this node")
+    try:
+        holder = files.holder()
+        if holder not in ("", request.run):
+            raise Refused(
+                request.workload,
+                f"held by run {holder} until its maintenance is over",
+                f"pitstop resume {holder}",
+            )
+        _settle(files, state)
+        return _Launcher(request, state, files).run()
+    except PitstopError as error:
+        _report(request, {"failed": error.to_json()})
+        raise
+    except Exception as error:
+        wrapped = Unexpected(request.workload, f"{type(error).__name__}: {error}")
+        _report(request, {"failed": wrapped.to_json()})
+        raise wrapped from error
+    finally:
+        lock.release()
+
+
+def _report(request: Request, message: dict[str, object]) -> None:
+    if request.report is not None:
+        os.write(request.report, json.dumps(message).encode() + b"\n")
+        os.close(request.report)
+
+
+def _settle(files: WorkloadState, state: StateDir) -> None:
+    """Holding the lock proves that no copy lives: say so of starts that ended unseen."""
+    from pitstop.node.settle import settle_checkpoints
+
+    record = files.record()
+    if record.phase is not Phase.ENDED:
+        files.write(replace(record, phase=Phase.ENDED))
+    settle_checkpoints(files, state)
+
+
+class _Launcher:
+    def __init__(self, request: Request, state: StateDir, files: WorkloadState) -> None:
+        self.request = request
+        self.state = state
+        self.files = files
+        self.early: list[int] = []
+        self.init_pid = 0
+        self.running = False
+        self.begun = running_seconds() if request.begun is None else request.begun
+
+    def run(self) -> int:
+        for number in nsinit.FORWARDED:
+            signal.signal(number, self._forward)
+        cause = ""
+        if self.request.start != "cold":
+            cause = self._try_restore()
+        if not self.running:
+            self._start_cold(cause)
+        return self._wait()
+
+    def _try_restore(self) -> str:
+        """Restore if there is something to restore; return why not."""
+        from pitstop.node.restorer import Restorer
+
+        restorer = Restorer(self.state, self.files, self.request)
+        try:
+            if not restorer.found:
+                if self.request.start == "restore":
+                    raise RestoreFailed(self.request.workload, "there is no checkpoint to restore")
+                return ""
+            restorer.prepare()
+            restorer.cut_logs()
+            self._start("restored", restorer.checkpoint.id, restorer.restore, "")
+        except PitstopError as error:
+            if self.request.start == "restore":
+                raise
+            print(f"pitstop: no restore, cold start: {error}", file=sys.stderr, flush=True)
+            return str(error)
+        return ""
+
+    def _start_cold(self, cause: str) -> None:
+        if not self.request.command:
+            raise PermanentError(self.request.workload, "no command to start it cold with")
+        stdout, stderr = self.files.log_paths()
+        program = nsinit.Program(
+            command=self.request.command,
+            cwd=self.request.cwd,
+            env=self.request.env,
+            stdout=stdout,
+            stderr=stderr,
+            deny_io_uring=self.request.deny_io_uring,
+        )
+        self._start("cold", None, lambda: nsinit.start_cold(program), cause)
+
+    def _start(
+        self, how: str, checkpoint: str | None, start: Callable[[], int], cause: str
+    ) -> None:
+        before = self.files.record()
+        record = Record(
+            workload=self.request.workload,
+            generation=before.generation if how == "restored" else before.generation + 1,
+            phase=Phase.STARTING,
+            how=how,
+            checkpoint=checkpoint,
+            run=self.request.run,
+            cause=cause,
+            boot_id=boot_id(),
+            started=now(),
+            started_running=self.begun,
+            launcher_pid=os.getpid(),
+            cold_start_seconds=before.cold_start_seconds,
+        )
+        # A cold start makes every earlier checkpoint stale, so that is on disk before it
+        # happens. A restore does the same at CRIU's last question (Restorer.consume).
+        self.files.write(record)
+        self._spawn(start)
+        message = self._next_message()
+        if message is None or "failed" in message:
+            os.waitpid(self.init_pid, 0)
+            self.files.update(phase=Phase.ENDED)
+            cause = str(message["failed"]) if message else "pid 1 of its namespace was killed"
+            kind = RestoreFailed if how == "restored" else PermanentError
+            raise kind(self.request.workload, f"could not be started: {cause}")
+        self.running = True
+        self.files.update(
+            phase=Phase.RUNNING, init_pid=self.init_pid, root_pid=int(message["running"])
+        )
+        _report(self.request, {"running": True, "how": how, "cause": cause})
+        for number in self.early:
+            self._forward(number, None)
+
+    def _spawn(self, start: Callable[[], int]) -> None:
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.init_pid = kernel.fork_into_new_namespaces()
+        if self.init_pid == 0:
+            os.close(reader)
+            if self.request.report is not None:
+                os.close(self.request.report)
+            nsinit.serve(writer, start)
+        os.close(writer)
+        self.messages = os.fdopen(reader, "r", encoding="utf-8")
+
+    def _next_message(self) -> dict[str, Any] | None:
+        line = self.messages.readline()
+        return json.loads(line) if line else None
+
+    def _forward(self, number: int, _frame: FrameType | None) -> None:
+        if not self.running:
+            self.early.append(number)
+            return
+        try:
+            os.kill(self.init_pid, number)
+        except ProcessLookupError:
+            return  # it ended this moment; _wait says how
+
+    def _wait(self) -> int:
+        message = self._next_message()
+        os.waitpid(self.init_pid, 0)
+        ending = {k: int(v) for k, v in message.items()} if message else {"signal": 9}
+        self.files.update(phase=Phase.ENDED, ended=ending)
+        if ending.get("signal") == signal.SIGKILL and self._was_checkpointed():
+            return CHECKPOINTED
+        if "signal" in ending:
+            _end_by(ending["signal"])
+        return ending.get("exit", 1)
+
+    def _was_checkpointed(self) -> bool:
+        from pitstop.node.settle import settle_checkpoints
+
+        return settle_checkpoints(self.files, self.state)
+
+
+def _end_by(number: int) -> None:
+    """End by the signal that ended the workload, so that a parent sees the same."""
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+    os.kill(os.getpid(), number)
+
+
+def read_env_file(path: Path) -> dict[str, str]:
+    """Read NAME=value lines; blank lines and those that begin with # are left out.
+
+    Raises:
+        PermanentError: it cannot be read, or a line is not of that form (named by number
+            only: the file may hold secrets).
+    """
+    result: dict[str, str] = {}
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise PermanentError(str(path), f"cannot be read: {error.strerror}") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        name, separator, value = line.partition("=")
+        if not separator or not name.strip().isidentifier():
+            raise PermanentError(f"{path}:{number}", "not of the form NAME=value")
+        result[name.strip()] = value
+    return result

@@ -1,0 +1,139 @@
+"""Processes as /proc shows them, and the proof that they are gone."""
+
+from __future__ import annotations
+
+import os
+import select
+from dataclasses import dataclass
+from pathlib import Path
+
+from pitstop.model.errors import BadInput, WorkloadGone
+from pitstop.node.clock import running_seconds
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A PID with its start time: together they are never reused within one boot."""
+
+    pid: int
+    start: int
+
+    def alive(self) -> bool:
+        """Whether this very process still runs. A zombie does not run."""
+        found = _stat(self.pid)
+        return found is not None and found.start == self.start and found.state not in "ZX"
+
+
+@dataclass(frozen=True, slots=True)
+class _Stat:
+    state: str
+    parent: int
+    session: int
+    start: int
+
+
+def _stat(pid: int) -> _Stat | None:
+    try:
+        text = (PROC / str(pid) / "stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The name, in brackets, may hold spaces and brackets itself.
+    fields = text[text.rindex(")") + 2 :].split()
+    return _Stat(fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
+
+
+def identity(pid: int) -> Identity:
+    """Return the identity of a running process.
+
+    Raises:
+        BadInput: the PID is 1 or less; signalling it would hit init or everybody.
+        WorkloadGone: there is no such process.
+    """
+    if pid <= 1:
+        raise BadInput(f"pid {pid}", "not the PID of a workload")
+    found = _stat(pid)
+    if found is None or found.state in "ZX":
+        raise WorkloadGone(f"pid {pid}", "there is no such running process")
+    return Identity(pid, found.start)
+
+
+def session_of(pid: int) -> int:
+    """Return the session id of a process, or 0 when it is gone."""
+    found = _stat(pid)
+    return found.session if found else 0
+
+
+def tree(root: int) -> list[Identity]:
+    """Return the process and all its descendants, root first.
+
+    Raises:
+        WorkloadGone: the root does not run.
+    """
+    first = identity(root)
+    children: dict[int, list[int]] = {}
+    stats: dict[int, _Stat] = {}
+    for entry in PROC.iterdir():
+        if entry.name.isdigit():
+            found = _stat(int(entry.name))
+            if found is not None and found.state not in "ZX":
+                stats[int(entry.name)] = found
+                children.setdefault(found.parent, []).append(int(entry.name))
+    result, pending = [first], list(children.get(root, ()))
+    while pending:
+        pid = pending.pop(0)
+        result.append(Identity(pid, stats[pid].start))
+        pending.extend(children.get(pid, ()))
+    return result
+
+
+def read_pid_file(path: Path) -> int:
+    """Read a PID from a file.
+
+    Raises:
+        WorkloadGone: no such file.
+        BadInput: its content is not a PID above 1 (a damaged file must never signal
+            everything: apache/airflow#68644).
+    """
+    try:
+        text = path.read_text(errors="replace").strip()
+    except FileNotFoundError:
+        raise WorkloadGone(str(path), "the PID file is not there") from None
+    if not text.isascii() or not text.isdigit() or int(text) <= 1:
+        raise BadInput(str(path), f"{text[:40]!r} is not the PID of a workload")
+    return int(text)
+
+
+def wait_gone(processes: list[Identity], deadline: float) -> list[Identity]:
+    """Wait until all have ended; return those that had not after `deadline` seconds."""
+    descriptors: dict[int, Identity] = {}
+    poll = select.poll()
+    try:
+        for process in processes:
+            try:
+                descriptor = os.pidfd_open(process.pid)
+            except ProcessLookupError:
+                continue
+            descriptors[descriptor] = process
+            if process.alive():
+                poll.register(descriptor, select.POLLIN)
+        end = running_seconds() + deadline
+        while True:
+            living = [p for p in descriptors.values() if p.alive()]
+            left = end - running_seconds()
+            if not living or left <= 0:
+                return living
+            for descriptor, _event in poll.poll(left * 1000):
+                poll.unregister(descriptor)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def pid_inside(pid: int) -> int:
+    """Return a process's PID in its own, innermost PID namespace."""
+    for line in (PROC / str(pid) / "status").read_text().splitlines():
+        if line.startswith("NSpid:"):
+            return int(line.split()[-1])
+    raise WorkloadGone(f"pid {pid}", "the kernel shows no PID for it")

@@ -1,0 +1,117 @@
+"""What a node knows of a workload: which start of it this is, and how that start went.
+
+The record is written by whoever holds the workload's lock, that is by its launcher. Its
+generation counts the starts; a checkpoint is only valid while the generation it was taken
+from is the newest, so that a workload which ran on can never be thrown back by accident.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from pitstop.images.durable import read_json, write_json
+from pitstop.model.errors import Refused
+from pitstop.node.locks import is_held
+from pitstop.node.paths import StateDir, boot_id
+
+
+class Phase(StrEnum):
+    """Where a start of a workload stands."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One start of a workload.
+
+    Attributes:
+        generation: counts starts, from 1.
+        how: `cold` or `restored`.
+        cause: why it was started cold although a restore was wanted.
+        started: wall clock; `started_running`: seconds since boot.
+        init_pid: of the workload's PID namespace, as the node sees it.
+        root_pid: of the workload's first process inside that namespace.
+        ended: `{"exit": n}` or `{"signal": n}` once it has ended.
+    """
+
+    workload: str
+    generation: int = 0
+    phase: Phase = Phase.ENDED
+    how: str = ""
+    checkpoint: str | None = None
+    run: str = ""
+    cause: str = ""
+    boot_id: str = ""
+    started: str = ""
+    started_running: float = 0.0
+    launcher_pid: int = 0
+    init_pid: int = 0
+    root_pid: int = 0
+    ended: dict[str, int] = field(default_factory=dict)
+    cold_start_seconds: float | None = None
+
+
+class WorkloadState:
+    """The files of one workload on this node."""
+
+    def __init__(self, state: StateDir, name: str) -> None:
+        self.name = name
+        self.directory = state.workload(name)
+        self.lock_path = self.directory / "lock"
+        self.operation_lock = self.directory / "operation.lock"
+        self.stdout = self.directory / "stdout.log"
+        self.stderr = self.directory / "stderr.log"
+        self.launcher_log = self.directory / "launcher.log"
+        self._record = self.directory / "record.json"
+        self._hold = self.directory / "hold.json"
+
+    def record(self) -> Record:
+        """Read the record; a workload never started here has generation 0."""
+        data = read_json(self._record)
+        if data is None:
+            return Record(self.name)
+        return Record(**{**data, "phase": Phase(data["phase"])})
+
+    def write(self, record: Record) -> Record:
+        """Write the record, durably."""
+        write_json(self._record, asdict(record))
+        return record
+
+    def update(self, **changes: Any) -> Record:
+        """Change some fields of the record."""
+        return self.write(replace(self.record(), **changes))
+
+    def running(self) -> bool:
+        """Whether a copy lives: the launcher's lock is the proof, not the record."""
+        return is_held(self.lock_path)
+
+    def hold(self, run: str) -> None:
+        """Keep all but the given run from starting this workload here.
+
+        Raises:
+            Refused: another run holds it.
+        """
+        holder = self.holder()
+        if holder not in ("", run):
+            raise Refused(self.name, f"held by run {holder}", "resume or abort that run first")
+        write_json(self._hold, {"run": run, "boot_id": boot_id()})
+
+    def holder(self) -> str:
+        """The run that holds this workload, or an empty text."""
+        data = read_json(self._hold)
+        return str(data["run"]) if data else ""
+
+    def release(self, run: str) -> None:
+        """End the hold of a run; that of another run stays."""
+        if self.holder() == run:
+            self._hold.unlink()
+
+    def log_paths(self) -> tuple[Path, Path]:
+        """The files that stdout and stderr of the workload go to."""
+        return self.stdout, self.stderr

@@ -1,0 +1,66 @@
+"""The processes of a workload on this node: found by its launcher or by a PID file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pitstop.model.errors import WorkloadGone
+from pitstop.node import processes
+from pitstop.node.processes import Identity
+from pitstop.node.record import Phase, WorkloadState
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A running workload.
+
+    Attributes:
+        tree: all its processes as the node sees them, root first.
+        root_pid: the root's PID in the namespace it is dumped from.
+        init_pid: pid 1 of its namespace; None when it does not run under the launcher.
+    """
+
+    tree: tuple[Identity, ...]
+    root_pid: int
+    init_pid: int | None
+
+    @property
+    def root(self) -> Identity:
+        """The first process."""
+        return self.tree[0]
+
+    def pids_inside(self) -> tuple[int, ...]:
+        """All PIDs as the image will hold them."""
+        if self.init_pid is None:
+            return tuple(process.pid for process in self.tree)
+        return tuple(processes.pid_inside(process.pid) for process in self.tree)
+
+
+def find(files: WorkloadState, pid_file: str | None) -> Subject:
+    """Find the processes of a workload.
+
+    Raises:
+        WorkloadGone: it does not run here.
+        BadInput: its PID file holds no PID.
+    """
+    record = files.record()
+    if files.running():
+        if record.phase is not Phase.RUNNING:
+            raise WorkloadGone(files.name, f"its launcher is still {record.phase.value}")
+        return _launched(files, record.init_pid, record.root_pid)
+    if pid_file is not None:
+        root = processes.read_pid_file(Path(pid_file))
+        return Subject(tuple(processes.tree(root)), root, None)
+    raise WorkloadGone(files.name, "it does not run under the launcher, and has no PID file")
+
+
+def _launched(files: WorkloadState, init_pid: int, root_pid: int) -> Subject:
+    everything = processes.tree(init_pid)
+    for process in everything[1:]:
+        try:
+            if processes.pid_inside(process.pid) == root_pid:
+                return Subject(tuple(processes.tree(process.pid)), root_pid, init_pid)
+        except FileNotFoundError:
+            continue  # this one ended while we looked
+    raise WorkloadGone(files.name, f"no process {root_pid} in its namespace")

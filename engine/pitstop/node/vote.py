@@ -1,0 +1,101 @@
+"""The engine's side of the vote that CRIU's action script asks for."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from pitstop.images.checkpoint import Checkpoint
+from pitstop.images.durable import write_atomic
+from pitstop.node import hook
+from pitstop.node.paths import StateDir
+
+
+def hook_program(state: StateDir) -> Path:
+    """Write the executable that CRIU calls, and return its path.
+
+    It starts the interpreter with -I -S: no site-packages, nothing from the environment.
+    """
+    program = state.operations().parent / "criu-hook"
+    text = f"#!{sys.executable} -IS\n{Path(hook.__file__).read_text()}"
+    if not program.exists() or program.read_text() != text:
+        write_atomic(program, text.encode(), mode=0o700)
+    return program
+
+
+class Ballot:
+    """Runs CRIU and answers its action script once."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._path = checkpoint.path / "vote.sock"
+        self._path.unlink(missing_ok=True)
+        # The path of a socket may be 108 bytes long at most; a path through an open
+        # directory is short wherever the directory lies.
+        directory = os.open(checkpoint.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._socket.bind(f"/proc/self/fd/{directory}/vote.sock")
+        finally:
+            os.close(directory)
+        self._socket.listen(1)
+
+    def run(self, argv: list[str], stage: str, decide: Callable[[], bool], deadline: float) -> int:
+        """Run CRIU to its end and return its exit status.
+
+        `decide` is called when the script asks at `stage`; an exception in it means no and
+        is raised again after CRIU has ended. When CRIU takes longer than `deadline` seconds
+        it is ended, which lets a frozen workload run on.
+
+        Raises:
+            TimeoutError: CRIU was ended.
+        """
+        with subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as process:
+            try:
+                failure = self._serve(process, stage, decide, deadline)
+                status = process.wait(deadline)
+            except BaseException:
+                process.terminate()
+                process.wait()
+                raise
+        if failure is not None:
+            raise failure
+        return status
+
+    def _serve(
+        self,
+        process: subprocess.Popen[bytes],
+        stage: str,
+        decide: Callable[[], bool],
+        deadline: float,
+    ) -> BaseException | None:
+        ended = os.pidfd_open(process.pid)
+        try:
+            ready, _, _ = select.select([self._socket.fileno(), ended], [], [], deadline)
+            if not ready:
+                raise TimeoutError(f"CRIU had not asked after {deadline:g} s")
+            if self._socket.fileno() not in ready:
+                return None
+            connection, _ = self._socket.accept()
+            with connection:
+                asked = connection.recv(64).decode(errors="replace").strip()
+                try:
+                    agreed = asked == stage and decide()
+                except BaseException as error:  # noqa: BLE001  # told to CRIU, then raised
+                    connection.sendall(b"abort\n")
+                    return error
+                connection.sendall(hook.COMMIT if agreed else b"abort\n")
+        finally:
+            os.close(ended)
+        return None
+
+    def close(self) -> None:
+        """Remove the socket. Its directory may have got its final name meanwhile."""
+        self._socket.close()
+        self._path.unlink(missing_ok=True)
