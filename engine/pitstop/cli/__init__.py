@@ -1,1 +1,1 @@
-"""The commands `pitstop` and `pitstop-node`."""
+"""The command `pitstop`. (`pitstop-node` lives with the node's engine, for its light start.)"""

@@ -7,7 +7,8 @@ PitstopError
 │   ├── NodeUnreachable
 │   ├── ConnectionLost     the command may or may not have run: ask the node
 │   ├── DeadlineExceeded
-│   └── Busy               another operation works on the same subject
+│   ├── Busy               another operation works on the same subject
+│   └── Interrupted        the operation's process or its node ended before a result
 └── PermanentError    exit 1: trying again changes nothing
     ├── HostKeyRefused
     ├── CheckpointFailed
@@ -17,7 +18,7 @@ PitstopError
     ├── MaintenanceFailed
     ├── ValidationFailed
     ├── WorkloadGone
-    ├── Interrupted        the operation's process or its node ended before a result
+    ├── EndedInDump        the workload died while it was being saved
     ├── Cancelled
     └── Unexpected         anything that is not a PitstopError; always a bug or a broken machine
 
@@ -121,6 +122,15 @@ class Busy(TemporaryError):
     code = "busy"
 
 
+class Interrupted(TemporaryError):
+    """An operation ended without a result: its process was killed or its node rebooted.
+
+    Steps that are idempotent may be tried again; a runbook's command may not.
+    """
+
+    code = "interrupted"
+
+
 class PermanentError(PitstopError):
     """Trying again changes nothing."""
 
@@ -175,10 +185,10 @@ class WorkloadGone(PermanentError):
     code = "workload_gone"
 
 
-class Interrupted(PermanentError):
-    """An operation ended without a result: its process was killed or its node rebooted."""
+class EndedInDump(PermanentError):
+    """The workload died while it was being saved, and there is no usable image of it."""
 
-    code = "interrupted"
+    code = "ended_in_dump"
 
 
 class Cancelled(PermanentError):

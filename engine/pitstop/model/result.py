@@ -16,6 +16,8 @@ class WorkloadResult(Model):
     """How one workload ended.
 
     Attributes:
+        outcome: None while it has not ended: the run waits for a person, and the workload
+            is kept as the checkpoint or the launch that `cause` names.
         cause: why this outcome and not the planned one; empty when it is as planned.
         verdict: the gate's last answer, as `Verdict.to_json`; None where no gate was asked.
         frozen_seconds: from the start of the dump until the workload was ready again.
@@ -26,7 +28,7 @@ class WorkloadResult(Model):
     """
 
     name: Name
-    outcome: Outcome
+    outcome: Outcome | None
     cause: str = ""
     verdict: dict[str, Any] | None = None
     checkpoint: str | None = None

@@ -40,6 +40,7 @@ class Verb(StrEnum):
     DRAIN = "drain"
     CHECKPOINT = "checkpoint"
     STOP = "stop"
+    WAIT = "wait"
     MAINTAIN = "maintain"
     ROLLBACK = "rollback"
     VALIDATE = "validate"

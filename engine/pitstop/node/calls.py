@@ -71,6 +71,12 @@ def _release(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def _settle(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    from pitstop.node.checkpointer import settle
+
+    return settle(state, str(arguments["workload"]), str(arguments["checkpoint"]))
+
+
 def _quarantine(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
     make_directory(state.root)
     existing = read_json(state.quarantine)
@@ -96,6 +102,41 @@ def _unquarantine(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, An
     return {}
 
 
+def _images_list(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    from pitstop.images.listing import list_images
+
+    return {"images": list_images(state.root / "images", arguments.get("workload"))}
+
+
+def _images_newest(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The newest checkpoint that could be restored, with what it is valid against."""
+    from pitstop.images.checkpoint import State
+    from pitstop.images.store import Store
+
+    newest = Store(state.images(str(arguments["workload"]))).newest(State.SEALED)
+    if newest is None:
+        return {"checkpoint": None, "fingerprint": None}
+    return {"checkpoint": newest.id, "fingerprint": newest.manifest().fingerprint}
+
+
+def _holder(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    from pitstop.node.record import WorkloadState
+
+    return {"holder": WorkloadState(state, str(arguments["workload"])).holder()}
+
+
+def _images_verify(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    from pitstop.images.listing import verify_images
+
+    found = verify_images(
+        state.root / "images",
+        state.keys(),
+        arguments.get("workload"),
+        arguments.get("checkpoint"),
+    )
+    return {"images": found}
+
+
 def _doctor(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
     from pitstop.node.doctor import examine
 
@@ -112,8 +153,13 @@ CALLS: dict[str, Call] = {
     "op.cancel": _op_cancel,
     "gauge": _gauge,
     "release": _release,
+    "settle": _settle,
     "quarantine": _quarantine,
     "unquarantine": _unquarantine,
+    "images.list": _images_list,
+    "images.newest": _images_newest,
+    "images.verify": _images_verify,
+    "holder": _holder,
     "doctor": _doctor,
 }
 

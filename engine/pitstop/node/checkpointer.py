@@ -13,18 +13,19 @@ from pitstop.images.store import Store
 from pitstop.model.errors import (
     Cancelled,
     CheckpointFailed,
+    EndedInDump,
     PermanentError,
     PitstopError,
-    WorkloadGone,
 )
 from pitstop.model.manifest import LogLength, Manifest
 from pitstop.model.words import Connections
 from pitstop.node import answers, blockers, cancelling, criu, processes, subject
 from pitstop.node.clock import now, running_seconds
 from pitstop.node.inventory import take_fingerprint
-from pitstop.node.locks import held, wait_until_free
+from pitstop.node.locks import Lock, held, wait_until_free
 from pitstop.node.paths import StateDir, boot_id
 from pitstop.node.record import WorkloadState
+from pitstop.node.settle import settle_checkpoints
 from pitstop.node.subject import Subject
 from pitstop.node.vote import Ballot, hook_program
 
@@ -65,6 +66,47 @@ def take(state: StateDir, order: Order) -> dict[str, Any]:
     files = WorkloadState(state, order.workload)
     with held(files.operation_lock, order.workload, "another operation on this workload"):
         return _Checkpointer(state, files, order).run()
+
+
+def summary(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return what a run needs to know of a checkpoint."""
+    manifest = checkpoint.manifest()
+    return {
+        "checkpoint": checkpoint.id,
+        "image_bytes": manifest.total_bytes,
+        "dump_seconds": manifest.dump_seconds,
+        "frozen_seconds": manifest.frozen_seconds,
+        "generation": manifest.generation,
+        "fingerprint": manifest.fingerprint,
+        "processes": len(manifest.pids),
+        "connections": manifest.connections.value,
+        "proof": "recorded" if manifest.proof is not None else "none",
+        "created": manifest.created,
+    }
+
+
+def settle(state: StateDir, workload: str, checkpoint: str) -> dict[str, Any]:
+    """Say what became of a workload and a checkpoint after a cut-off dump.
+
+    Returns:
+        `running`; `ended` as the launcher saw it; `checkpoint`: the summary of the
+        checkpoint if the workload was ended by it, else None.
+    """
+    files = WorkloadState(state, workload)
+    lock = Lock(files.lock_path)
+    running = not lock.try_acquire()
+    try:
+        if not running:
+            settle_checkpoints(files, state)
+        found = Store(state.images(workload)).newest(State.SEALED)
+        usable = found is not None and found.id == checkpoint and not running
+        return {
+            "running": running,
+            "ended": files.record().ended,
+            "checkpoint": summary(found) if usable and found is not None else None,
+        }
+    finally:
+        lock.release()
 
 
 class _Checkpointer:
@@ -168,19 +210,7 @@ class _Checkpointer:
         assert self.taken is not None  # noqa: S101  # _dump has set it or raised
         self._prove_gone(subject_)
         self.taken.mark(Mark.SEALED, {"time": now(), "run": self.order.run})
-        manifest = self.taken.manifest()
-        return {
-            "checkpoint": self.taken.id,
-            "image_bytes": manifest.total_bytes,
-            "dump_seconds": manifest.dump_seconds,
-            "frozen_seconds": manifest.frozen_seconds,
-            "generation": manifest.generation,
-            "fingerprint": manifest.fingerprint,
-            "processes": len(manifest.pids),
-            "connections": manifest.connections.value,
-            "proof": "recorded" if manifest.proof is not None else "none",
-            "frozen_at": now(),
-        }
+        return summary(self.taken)
 
     def _prove_gone(self, subject_: Subject) -> None:
         if subject_.init_pid is not None:
@@ -199,7 +229,8 @@ class _Checkpointer:
         if not subject_.root.alive():
             if self.taken is not None and self.taken.state() is State.INTENDED:
                 return  # it was ended at the boundary; settling will seal it
-            raise WorkloadGone(
+            self.store.discard(checkpoint)
+            raise EndedInDump(
                 self.order.workload, f"it ended while it was being saved: {error}"
             ) from error
         if self.taken is not None:

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -85,6 +85,12 @@ def launch(request: Request, state: StateDir) -> int:
                 f"pitstop resume {holder}",
             )
         _settle(files, state)
+        files.update(
+            phase=Phase.STARTING,
+            run=request.run,
+            how="cold" if request.start == "cold" else "restored",
+            launcher_pid=os.getpid(),
+        )
         return _Launcher(request, state, files).run()
     except PitstopError as error:
         _report(request, {"failed": error.to_json()})
@@ -94,7 +100,13 @@ def launch(request: Request, state: StateDir) -> int:
         _report(request, {"failed": wrapped.to_json()})
         raise wrapped from error
     finally:
+        _ended(files)
         lock.release()
+
+
+def _ended(files: WorkloadState) -> None:
+    if files.record().phase is not Phase.ENDED:
+        files.update(phase=Phase.ENDED)
 
 
 def _report(request: Request, message: dict[str, object]) -> None:
@@ -107,9 +119,6 @@ def _settle(files: WorkloadState, state: StateDir) -> None:
     """Holding the lock proves that no copy lives: say so of starts that ended unseen."""
     from pitstop.node.settle import settle_checkpoints
 
-    record = files.record()
-    if record.phase is not Phase.ENDED:
-        files.write(replace(record, phase=Phase.ENDED))
     settle_checkpoints(files, state)
 
 
@@ -192,7 +201,6 @@ class _Launcher:
         message = self._next_message()
         if message is None or "failed" in message:
             os.waitpid(self.init_pid, 0)
-            self.files.update(phase=Phase.ENDED)
             cause = str(message["failed"]) if message else "pid 1 of its namespace was killed"
             kind = RestoreFailed if how == "restored" else PermanentError
             raise kind(self.request.workload, f"could not be started: {cause}")

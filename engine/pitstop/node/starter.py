@@ -14,14 +14,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from pitstop.decide.gate import compare
 from pitstop.images.store import Store
-from pitstop.model.errors import NotReady, PitstopError, RestoreFailed, WorkloadGone
+from pitstop.model.errors import Busy, NotReady, PitstopError, Refused, RestoreFailed
+from pitstop.model.fingerprint import Fingerprint
 from pitstop.node import answers
 from pitstop.node.clock import now, running_seconds
+from pitstop.node.inventory import take_fingerprint
 from pitstop.node.launch import read_env_file
 from pitstop.node.locks import held
 from pitstop.node.paths import StateDir
-from pitstop.node.record import Record, WorkloadState
+from pitstop.node.record import Phase, Record, WorkloadState
 from pitstop.node.stopper import end_launched
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -69,15 +72,35 @@ class _Starter:
     def run(self) -> dict[str, Any]:
         record = self.files.record()
         if not self.files.running():
+            if self.how == "restore":
+                self._ask_the_gate()
             self._launch()
+        elif record.phase is Phase.STARTING and not self._is_ours(record):
+            raise Busy(self.files.name, "another launcher is just starting it")
         elif not self._is_ours(record):
-            raise WorkloadGone(
+            raise Refused(
                 self.files.name,
                 f"another start of it (generation {record.generation}) runs already",
                 "nothing was started: there must never be two copies",
             )
         # Else a try before this one was cut off after its launcher had started: go on there.
         return self._until_ready()
+
+    def _ask_the_gate(self) -> None:
+        """Ask again right before: the run's own gate may have been asked long ago.
+
+        Raises:
+            Refused: something differs now.
+        """
+        store = Store(self.state.images(self.files.name))
+        manifest = store.get(str(self.arguments["checkpoint"])).manifest()
+        verdict = compare(
+            Fingerprint.from_json(manifest.fingerprint),
+            take_fingerprint(manifest.probes),
+            manifest.tolerate,
+        )
+        if not verdict.valid:
+            raise Refused(manifest.checkpoint, str(verdict))
 
     def _is_ours(self, record: Record) -> bool:
         wanted = "restored" if self.how == "restore" else "cold"
@@ -105,9 +128,7 @@ class _Starter:
             str(writer),
         ]
         if self.how == "restore":
-            command += ["--checkpoint", str(self.arguments["checkpoint"])]
-            if self.arguments.get("gated"):
-                command.append("--gated")
+            command += ["--checkpoint", str(self.arguments["checkpoint"]), "--gated"]
         if launch.get("io_uring") == "deny":
             command.append("--deny-io-uring")
         with self.files.launcher_log.open("ab") as log:

@@ -1,0 +1,55 @@
+"""demo: the main job, from end to end, on this machine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from pitstop.cli.options import Home, Json, home_of
+from pitstop.cli.output import emit, errors, out, printable, progress
+from pitstop.cli.runs import front_end
+from pitstop.model.errors import BadInput
+
+
+def demo(
+    home: Home = None,
+    on: Annotated[str, typer.Option("--on", help="What drives it: prefect or steps.")] = "prefect",
+    json: Json = False,
+) -> None:
+    """Keep a real inference server alive through two maintenances of a node."""
+    with errors(json):
+        try:
+            from pitstop.demo.scenario import play
+        except ImportError as error:
+            raise BadInput("pitstop demo", f"not installed: {error}", "scripts/demo") from error
+        found = play(home_of(home), on, front_end(on), progress)
+        emit(found, json, lambda: _show(found))
+        if any(act["exit_code"] for act in found["runs"]):
+            raise typer.Exit(1)
+
+
+def _show(found: dict[str, Any]) -> None:
+    table = Table(title=f"pitstop demo, driven by {found['front_end']}")
+    for column in ("maintenance", "outcome", "restore to ready", "cold start to ready", "turn"):
+        table.add_column(column, overflow="fold")
+    for act in found["runs"]:
+        table.add_row(
+            act["title"],
+            str(act["outcome"]),
+            _seconds(act["restore_seconds"]),
+            _seconds(act["cold_start_seconds"]),
+            f"{act['turn_before']} -> {act['turn_after']}",
+        )
+    out.print(table)
+    for act in found["runs"]:
+        out.print(f"{act['outcome']}: {printable(act['title'])}", markup=False)
+        for d in act["differences"]:
+            line = f"  {d['field']}: {d['saved']} -> {d['present']} ({d['judgement']})"
+            out.print(printable(line), markup=False)
+        out.print(f"  report: {act['report']}", markup=False)
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f} s"

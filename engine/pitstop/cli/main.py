@@ -1,0 +1,32 @@
+"""`pitstop`: the controller's command."""
+
+from __future__ import annotations
+
+import typer
+
+from pitstop.cli import demo, doctor, images, runs, workloads
+
+app = typer.Typer(
+    name="pitstop",
+    help="Drain, checkpoint, maintain, restore: GPU node maintenance that keeps the work.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command()(demo.demo)
+app.command()(doctor.doctor)
+app.command()(runs.plan)
+app.command()(runs.run)
+app.command()(runs.resume)
+app.command()(runs.report)
+app.command()(runs.runs)
+app.command()(workloads.start)
+app.command()(workloads.checkpoint)
+app.command()(workloads.gate)
+app.command()(workloads.restore)
+app.add_typer(images.app, name="images")
+
+
+def run() -> None:
+    """Entry point."""
+    app()

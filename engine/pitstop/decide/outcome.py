@@ -1,0 +1,121 @@
+"""How a run ended, read from its plan and events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Literal
+
+from pitstop.decide.attempts import standing
+from pitstop.model.event import Event
+from pitstop.model.plan import Plan, WorkloadPlan
+from pitstop.model.result import RunResult, WorkloadResult
+from pitstop.model.words import Outcome, Strategy, Verb
+
+State = Literal["done", "refused", "partial", "failed"]
+
+
+def result_of(plan: Plan, run: str, events: Sequence[Event]) -> RunResult:
+    """Build the result of a run. Also right for one that has not ended: it is `partial`."""
+    ended = next((e for e in reversed(events) if e.kind == "run.ended"), None)
+    state: State = ended.data["state"] if ended else "partial"
+    quarantined = standing(events, Verb.QUARANTINE, plan.node).result is not None
+    lifted = any(e.kind == "decision" and e.data.get("topic") == "unquarantine" for e in events)
+    return RunResult(
+        run=run,
+        node=plan.node,
+        plan_digest=plan.digest,
+        state=state,
+        node_state="quarantined" if quarantined and not lifted else "in-service",
+        cause=str(ended.data.get("cause", "")) if ended else "the run has not ended",
+        workloads=tuple(_workload(w, events) for w in plan.workloads),
+    )
+
+
+def _workload(plan: WorkloadPlan, events: Sequence[Event]) -> WorkloadResult:
+    name = plan.name
+    saved = standing(events, Verb.CHECKPOINT, name).result
+    stopped = standing(events, Verb.STOP, name).result
+    restored = standing(events, Verb.RESTORE, name).result
+    cold = standing(events, Verb.COLD_START, name).result
+    gate = standing(events, Verb.GATE, name).result
+    outcome, cause = _outcome(
+        plan, saved, stopped, restored, cold, _decision(events, name, "leave")
+    )
+    if outcome is Outcome.COLD_STARTED:
+        cause = _decision(events, name, "cold-start") or plan.reason
+    return WorkloadResult(
+        name=name,
+        outcome=outcome,
+        cause=cause,
+        verdict=gate["verdict"] if gate else None,
+        checkpoint=saved["checkpoint"] if saved else None,
+        image_bytes=saved["image_bytes"] if saved else None,
+        frozen_seconds=_frozen(events, name, restored),
+        restore_seconds=restored["ready_seconds"] if restored else None,
+        cold_start_seconds=cold["ready_seconds"] if cold else None,
+        earlier_cold_start_seconds=_earlier(events, name, restored or cold),
+    )
+
+
+def _outcome(
+    plan: WorkloadPlan,
+    saved: dict[str, Any] | None,
+    stopped: dict[str, Any] | None,
+    restored: dict[str, Any] | None,
+    cold: dict[str, Any] | None,
+    left: str,
+) -> tuple[Outcome | None, str]:
+    if cold:
+        return Outcome.COLD_STARTED, ""
+    if restored:
+        return Outcome.RESTORED, ""
+    if saved:
+        return None, f"waits as checkpoint {saved['checkpoint']} on {_where(plan)}"
+    if stopped:
+        return None, "stopped; its launch is known, and it was not started again yet"
+    if left:
+        return Outcome.UNTOUCHED, left
+    if plan.strategy is Strategy.LEAVE:
+        return Outcome.UNTOUCHED, plan.reason
+    return Outcome.UNTOUCHED, "it was never stopped"
+
+
+def _where(plan: WorkloadPlan) -> str:
+    return ", ".join(sorted(plan.spec.placement))
+
+
+def _decision(events: Sequence[Event], subject: str, choice: str) -> str:
+    """Return the cause of the last decision of that kind."""
+    for event in reversed(events):
+        about = event.kind == "decision" and event.subject == subject
+        if about and event.data.get("choice") == choice:
+            return str(event.data.get("cause", ""))
+    return ""
+
+
+def _frozen(events: Sequence[Event], name: str, restored: dict[str, Any] | None) -> float | None:
+    """Seconds from the start of the dump until the restored workload was ready."""
+    begun = next(
+        (
+            e.time
+            for e in reversed(events)
+            if e.kind == "step.started" and e.verb == Verb.CHECKPOINT and e.subject == name
+        ),
+        None,
+    )
+    if restored is None or begun is None:
+        return None
+    ready = datetime.fromisoformat(restored["ready"])
+    return round((ready - datetime.fromisoformat(begun)).total_seconds(), 3)
+
+
+def _earlier(events: Sequence[Event], name: str, started: dict[str, Any] | None) -> float | None:
+    if started and started.get("earlier_cold_start_seconds") is not None:
+        return float(started["earlier_cold_start_seconds"])
+    for event in events:
+        if event.verb == Verb.PRECHECK and event.kind == "step.finished":
+            found = event.data["result"].get("workloads", {}).get(name, {})
+            if found.get("cold_start_seconds") is not None:
+                return float(found["cold_start_seconds"])
+    return None

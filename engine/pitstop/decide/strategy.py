@@ -1,0 +1,58 @@
+"""Which strategy a workload gets. The run may fall from it, never rise above it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pitstop.model.verdict import Verdict
+from pitstop.model.words import OnCheckpointFailure, Shape, Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A strategy with its reason, in words."""
+
+    strategy: Strategy
+    reason: str
+
+
+def choose(
+    shape: Shape,
+    running: bool,
+    why_not: str,
+    blockers: Sequence[str],
+    predicted: Verdict,
+    on_checkpoint_failure: OnCheckpointFailure,
+) -> Choice:
+    """Choose from what is known beforehand (DESIGN, section 5).
+
+    Args:
+        shape: of the workload.
+        running: whether it runs now; `why_not` says why it does not.
+        blockers: what would make a dump fail.
+        predicted: what the gate will say after the declared changes.
+        on_checkpoint_failure: the workload's policy.
+    """
+    if not running:
+        return Choice(Strategy.LEAVE, f"it does not run: {why_not}")
+    if shape is Shape.MULTI_NODE:
+        return Choice(
+            Strategy.REFUSE,
+            "its GPUs sit in several machines at once; saving it needs coordination that is "
+            "not there, and no part of it is touched alone",
+        )
+    if not predicted.valid:
+        # A dump would be worthless after the change, so none is made.
+        return Choice(
+            Strategy.COLD_START, "; ".join(f"invalid here: {d}" for d in predicted.invalid)
+        )
+    if blockers:
+        found = "; ".join(blockers)
+        if on_checkpoint_failure is OnCheckpointFailure.COLD_START:
+            return Choice(Strategy.COLD_START, f"cannot be saved: {found}")
+        return Choice(
+            Strategy.REFUSE,
+            f"cannot be saved ({found}), and its policy for that is {on_checkpoint_failure.value}",
+        )
+    return Choice(Strategy.RESTORE, "the declared changes keep its fingerprint")

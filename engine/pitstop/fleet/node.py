@@ -1,0 +1,174 @@
+"""A node as a controller sees it: calls, operations, and the proof of a reboot."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pitstop.fleet.local import LocalTransport
+from pitstop.fleet.ssh import SshTransport
+from pitstop.fleet.transport import Transport
+from pitstop.model.errors import (
+    ConnectionLost,
+    DeadlineExceeded,
+    Interrupted,
+    NodeUnreachable,
+    PitstopError,
+    TemporaryError,
+)
+from pitstop.model.site import Node
+from pitstop.node.frame import unwrap
+
+CALL_TIMEOUT = 180.0
+WAIT_SLICE = 20.0
+"""Seconds a single wait is asked for: short, so that a dead connection is noticed."""
+
+CONTACT_GRACE = 300.0
+"""Seconds without contact after which waiting for an operation is given up (it goes on)."""
+
+
+class RemoteNode:
+    """One node. Not for use by several threads at once."""
+
+    def __init__(self, name: str, spec: Node, transport: Transport | None = None) -> None:
+        self.name = name
+        self.spec = spec
+        self._transport = transport or (
+            SshTransport(name, spec.ssh) if spec.ssh is not None else LocalTransport()
+        )
+
+    def close(self) -> None:
+        """Give the connection back."""
+        self._transport.close()
+
+    def call(self, call: str, timeout: float = CALL_TIMEOUT, **arguments: Any) -> dict[str, Any]:
+        """Ask the node's engine something that it answers within seconds.
+
+        Raises:
+            PitstopError: the node's own error, or that of the way to it.
+        """
+        nonce = secrets.token_hex(8)
+        request = {"call": call, "state_dir": self.spec.state_dir, "arguments": arguments}
+        completed = self._transport.run(
+            [*self.spec.engine, "rpc", "--nonce", nonce], json.dumps(request).encode(), timeout
+        )
+        answer = unwrap(nonce, completed.stdout)
+        if answer is None:
+            tail = completed.stderr.decode(errors="replace").strip().splitlines()[-3:]
+            raise TemporaryError(
+                self.name,
+                f"{self.spec.engine[0]} gave no answer (exit status {completed.exit_status}): "
+                + (" / ".join(tail)[:500] or "nothing on stderr"),
+                "is pitstop installed there, and `engine` in site.yaml right?",
+            )
+        if "error" in answer:
+            raise PitstopError.from_json(answer["error"])
+        return dict(answer["result"])
+
+    def ping(self, timeout: float = CALL_TIMEOUT) -> dict[str, Any]:
+        """Return `boot_id` and `time`."""
+        return self.call("ping", timeout)
+
+    def operate(
+        self,
+        identifier: str,
+        kind: str,
+        arguments: Mapping[str, Any],
+        deadline: float,
+        progress: Callable[[str], None] = lambda _text: None,
+    ) -> dict[str, Any]:
+        """Start an operation, or attach to it, and wait for its result.
+
+        A lost connection changes nothing: the operation goes on, and is asked for again.
+
+        Raises:
+            PitstopError: the operation's own error.
+            Interrupted: it ended without a result.
+            DeadlineExceeded: it still runs after `deadline` seconds.
+            NodeUnreachable: no contact for so long that waiting makes no sense.
+        """
+        end = time.monotonic() + deadline
+        status = self._persist(
+            lambda: self.call("op.start", id=identifier, kind=kind, arguments=dict(arguments)),
+            progress,
+        )
+        while status["state"] == "running":
+            left = end - time.monotonic()
+            if left <= 0:
+                raise DeadlineExceeded(identifier, f"still running after {deadline:g} s")
+            seconds = min(left, WAIT_SLICE)
+            status = self._persist(
+                lambda seconds=seconds: self.call(  # type: ignore[misc]
+                    "op.wait", seconds + 30, id=identifier, seconds=seconds
+                ),
+                progress,
+            )
+        return self._result(identifier, status)
+
+    def cancel(self, identifier: str) -> dict[str, Any]:
+        """Ask an operation to stop, and wait until it has."""
+        return self.call("op.cancel", id=identifier)
+
+    def wait_reboot(
+        self, before: str, deadline: float, progress: Callable[[str], None] = lambda _text: None
+    ) -> str:
+        """Wait until the node answers with another boot id than before; return it.
+
+        That it did not answer for a while, or that an answer was an error, proves nothing.
+
+        Raises:
+            DeadlineExceeded: it did not reboot in time.
+        """
+        end = time.monotonic() + deadline
+        last = "it was not asked yet"
+        while time.monotonic() < end:
+            try:
+                found = str(self.ping(timeout=15)["boot_id"])
+            except TemporaryError as error:
+                last = error.cause
+                self.close()
+            else:
+                if _is_boot_id(found) and found != before:
+                    return found
+                last = f"it answers with boot id {found}, as before"
+            progress(last)
+            # Nothing tells when a machine comes back; it is asked again.
+            time.sleep(0.5)
+        raise DeadlineExceeded(self.name, f"did not reboot in {deadline:g} s; last: {last}")
+
+    def _persist(
+        self, ask: Callable[[], dict[str, Any]], progress: Callable[[str], None]
+    ) -> dict[str, Any]:
+        """Ask again while the connection is what fails."""
+        end = time.monotonic() + CONTACT_GRACE
+        while True:
+            try:
+                return ask()
+            except (ConnectionLost, NodeUnreachable) as error:
+                if time.monotonic() > end:
+                    raise
+                progress(f"no contact: {error.cause}")
+                self.close()
+                time.sleep(1.0)
+
+    def _result(self, identifier: str, status: Mapping[str, Any]) -> dict[str, Any]:
+        if status["state"] == "done":
+            return dict(status["result"])
+        if status["state"] == "failed":
+            raise PitstopError.from_json(status["error"])
+        raise Interrupted(
+            identifier,
+            f"the operation ended without a result ({status['state']})",
+            "its process was killed, or the node rebooted",
+        )
+
+
+def _is_boot_id(text: str) -> bool:
+    try:
+        return str(uuid.UUID(text)) == text
+    except ValueError:
+        return False

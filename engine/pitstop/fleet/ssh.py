@@ -1,0 +1,197 @@
+"""SSH by paramiko: strict host keys, arguments as a list, every wait with a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import paramiko
+
+from pitstop.fleet import hostkeys
+from pitstop.fleet.dialing import Line, dial
+from pitstop.fleet.hostkeys import HostKeys
+from pitstop.fleet.transport import OUTPUT_LIMIT, Completed, Transport
+from pitstop.model.errors import (
+    BadInput,
+    ConnectionLost,
+    DeadlineExceeded,
+    HostKeyRefused,
+    NodeUnreachable,
+    PermanentError,
+)
+from pitstop.model.site import Ssh
+
+_RSA = ("rsa-sha2-512", "rsa-sha2-256")
+
+
+class SshTransport(Transport):
+    """One SSH connection, made when it is needed and again after it was lost."""
+
+    def __init__(self, name: str, ssh: Ssh) -> None:
+        self._name = name
+        self._ssh = ssh
+        self._line: Line | None = None
+        self._connection: paramiko.Transport | None = None
+
+    def run(self, argv: Sequence[str], stdin: bytes, timeout: float) -> Completed:
+        """Run a command; see `Transport.run`.
+
+        The SSH protocol carries one string, which the login shell splits again; each
+        argument is quoted for it. Data goes over stdin, never into the string.
+        """
+        channel = self._open()
+        end = time.monotonic() + timeout
+        try:
+            channel.settimeout(timeout)
+            channel.exec_command(shlex.join(argv))
+            channel.sendall(stdin)
+            channel.shutdown_write()
+            return self._collect(channel, end)
+        except TimeoutError as error:
+            self.close()
+            raise DeadlineExceeded(self._name, f"no answer after {timeout:g} s") from error
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            self.close()
+            raise ConnectionLost(self._name, f"the connection was lost: {error}") from error
+        finally:
+            channel.close()
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+
+    def _open(self) -> paramiko.Channel:
+        for fresh in (False, True):
+            if self._connection is None or not self._connection.is_active():
+                self.close()
+                self._connect()
+                fresh = True
+            assert self._connection is not None  # noqa: S101  # _connect sets it or raises
+            try:
+                return self._connection.open_session(timeout=self._ssh.connect_timeout)
+            except (paramiko.SSHException, OSError, EOFError) as error:
+                # A connection that died unnoticed: nothing was sent yet, so once more.
+                self.close()
+                if fresh:
+                    raise NodeUnreachable(self._name, f"no session: {error}") from error
+        raise NodeUnreachable(self._name, "no session")
+
+    def _connect(self) -> None:
+        keys = self._host_keys()
+        self._line = dial(self._ssh, self._name)
+        connection = paramiko.Transport(self._line.socket)
+        self._connection = connection
+        connection.banner_timeout = self._ssh.connect_timeout
+        connection.auth_timeout = self._ssh.connect_timeout
+        self._prefer_known_types(connection, keys)
+        try:
+            connection.start_client(timeout=self._ssh.connect_timeout)
+            shown = connection.get_remote_server_key()
+            refusal = keys.refusal(shown.get_name(), shown.asbytes())
+            if refusal:
+                raise HostKeyRefused(
+                    f"{self._name} ({self._ssh.address}:{self._ssh.port})",
+                    refusal,
+                    "if the machine was reinstalled on purpose, put its new key into site.yaml",
+                )
+            self._authenticate(connection)
+        except (HostKeyRefused, PermanentError):
+            self.close()
+            raise
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            self.close()
+            raise NodeUnreachable(self._name, f"no SSH connection: {error}") from error
+        connection.set_keepalive(max(1, int(self._ssh.keepalive)))
+
+    def _host_keys(self) -> HostKeys:
+        if self._ssh.host_keys:
+            try:
+                return HostKeys(hostkeys.from_lines(self._ssh.host_keys))
+            except ValueError as error:
+                raise BadInput(self._name, f"host_keys: {error}") from error
+        path = Path(self._ssh.known_hosts or "~/.ssh/known_hosts").expanduser()
+        try:
+            text = path.read_text(errors="replace")
+        except OSError:
+            return HostKeys(frozenset(), source=str(path))
+        return hostkeys.from_known_hosts(text, self._ssh.address, self._ssh.port, str(path))
+
+    def _prefer_known_types(self, connection: paramiko.Transport, keys: HostKeys) -> None:
+        """Ask for a key type that is known, or a host with several keys shows another."""
+        known = {kind for kind, _ in keys.trusted}
+        if "ssh-rsa" in known:
+            known |= set(_RSA)
+        options = connection.get_security_options()
+        wanted = [kind for kind in options.key_types if kind in known]
+        if wanted:
+            options.key_types = tuple(wanted)
+
+    def _authenticate(self, connection: paramiko.Transport) -> None:
+        refused = "no key was offered"
+        for key in self._private_keys():
+            try:
+                connection.auth_publickey(self._ssh.user, key)
+            except paramiko.AuthenticationException as error:
+                refused = str(error)
+                continue
+            return
+        raise PermanentError(
+            self._name,
+            f"user {self._ssh.user} was not let in: {refused}",
+            "check identity_file in site.yaml, or the agent",
+        )
+
+    def _private_keys(self) -> list[paramiko.PKey]:
+        if self._ssh.identity_file is not None:
+            path = Path(self._ssh.identity_file).expanduser()
+            try:
+                return [paramiko.PKey.from_path(path)]
+            except (OSError, paramiko.SSHException, ValueError) as error:
+                raise PermanentError(str(path), f"not a usable private key: {error}") from error
+        keys: list[paramiko.PKey] = list(paramiko.Agent().get_keys())
+        for name in ("id_ed25519", "id_ecdsa", "id_rsa"):
+            path = Path("~/.ssh").expanduser() / name
+            with contextlib.suppress(OSError, paramiko.SSHException, ValueError):
+                keys.append(paramiko.PKey.from_path(path))
+        return keys
+
+    def _collect(self, channel: paramiko.Channel, end: float) -> Completed:
+        """Drain both streams together: either alone would block a writer of the other."""
+        out, err = bytearray(), bytearray()
+        while True:
+            # Asked before the streams are drained, so that nothing sent before is missed.
+            over = channel.exit_status_ready() or channel.closed
+            while channel.recv_ready():
+                _keep(out, channel.recv(1 << 16))
+            while channel.recv_stderr_ready():
+                _keep(err, channel.recv_stderr(1 << 16))
+            if over and channel.eof_received:
+                break
+            left = end - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            if not channel.closed:
+                select.select([channel], [], [], min(left, 1.0))
+            elif over:
+                break
+        # -1: the connection closed without a status. Unknown, neither success nor failure.
+        status = channel.recv_exit_status() if channel.exit_status_ready() else -1
+        if status == -1:
+            raise EOFError("the command's end is unknown")
+        return Completed(status, bytes(out), bytes(err))
+
+
+def _keep(buffer: bytearray, part: bytes) -> None:
+    """Keep the end of a stream: an answer comes last."""
+    buffer += part
+    if len(buffer) > OUTPUT_LIMIT:
+        del buffer[: len(buffer) - OUTPUT_LIMIT]

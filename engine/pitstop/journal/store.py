@@ -1,0 +1,169 @@
+"""The journal in a database: append-only, one hash chain per run."""
+
+from __future__ import annotations
+
+import json
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from pitstop.journal.chain import link
+from pitstop.model.errors import BadInput
+from pitstop.model.event import Event, Kind
+from pitstop.model.plan import Plan
+
+_metadata = sa.MetaData()
+
+_runs = sa.Table(
+    "runs",
+    _metadata,
+    sa.Column("run", sa.String(200), primary_key=True),
+    sa.Column("created", sa.String(40), nullable=False),
+    sa.Column("plan", sa.Text, nullable=False),
+)
+
+_events = sa.Table(
+    "events",
+    _metadata,
+    sa.Column("run", sa.ForeignKey("runs.run"), primary_key=True),
+    sa.Column("seq", sa.Integer, primary_key=True),
+    sa.Column("body", sa.Text, nullable=False),
+)
+
+
+class Journal:
+    """The record of all runs of a controller. Safe to use from several threads and processes.
+
+    SQLite runs in WAL mode with full synchronisation: an event that was appended is there
+    after a power cut. Triggers refuse to change or delete what was written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": 60})
+        self._lock = threading.Lock()
+        sa.event.listen(self._engine, "connect", _configure)
+        sa.event.listen(self._engine, "begin", _begin_immediate)
+        _metadata.create_all(self._engine)
+        with self._engine.begin() as connection:
+            for table in ("runs", "events"):
+                for verb in ("UPDATE", "DELETE"):
+                    connection.execute(sa.text(_refuse(table, verb)))
+        path.chmod(0o600)
+
+    def close(self) -> None:
+        """Give the database back."""
+        self._engine.dispose()
+
+    def create_run(self, run: str, plan: Plan) -> None:
+        """Record a new run with its plan.
+
+        Raises:
+            BadInput: a run of this id exists.
+        """
+        with self._engine.begin() as connection:
+            if connection.scalar(sa.select(_runs.c.run).where(_runs.c.run == run)):
+                raise BadInput(run, "a run of this id exists")
+            connection.execute(
+                _runs.insert().values(
+                    run=run, created=_now(), plan=plan.model_dump_json(by_alias=True)
+                )
+            )
+
+    def plan(self, run: str) -> Plan:
+        """Return the plan of a run.
+
+        Raises:
+            BadInput: there is no such run.
+        """
+        with self._engine.connect() as connection:
+            text = connection.scalar(sa.select(_runs.c.plan).where(_runs.c.run == run))
+        if text is None:
+            raise BadInput(run, "there is no such run", "pitstop runs lists them")
+        return Plan.model_validate_json(text)
+
+    def runs(self) -> list[tuple[str, str]]:
+        """Return id and creation time of all runs, oldest first."""
+        with self._engine.connect() as connection:
+            rows = connection.execute(
+                sa.select(_runs.c.run, _runs.c.created).order_by(_runs.c.created, _runs.c.run)
+            )
+            return [(str(run), str(created)) for run, created in rows]
+
+    def append(
+        self,
+        run: str,
+        kind: Kind,
+        actor: str,
+        subject: str,
+        verb: str = "",
+        attempt: int = 0,
+        data: dict[str, Any] | None = None,
+    ) -> Event:
+        """Append an event and return it, chained. It is durable on return."""
+        fields = {
+            "run": run,
+            "time": _now(),
+            "kind": kind,
+            "actor": actor,
+            "subject": subject,
+            "verb": verb,
+            "attempt": attempt,
+            # Through JSON once, so that what is hashed is what is stored.
+            "data": json.loads(json.dumps(data or {})),
+        }
+        with self._lock, self._engine.begin() as connection:
+            event = link(fields, self._last(connection, run))
+            connection.execute(
+                _events.insert().values(
+                    run=run, seq=event.seq, body=event.model_dump_json(by_alias=True)
+                )
+            )
+        return event
+
+    def events(self, run: str) -> list[Event]:
+        """Return all events of a run in order."""
+        with self._engine.connect() as connection:
+            rows = connection.scalars(
+                sa.select(_events.c.body).where(_events.c.run == run).order_by(_events.c.seq)
+            )
+            return [Event.model_validate_json(body) for body in rows]
+
+    def _last(self, connection: sa.Connection, run: str) -> Event | None:
+        body = connection.scalar(
+            sa.select(_events.c.body)
+            .where(_events.c.run == run)
+            .order_by(_events.c.seq.desc())
+            .limit(1)
+        )
+        return Event.model_validate_json(body) if body is not None else None
+
+
+def _configure(connection: Any, _record: Any) -> None:
+    # SQLAlchemy, not the driver, says where transactions begin (see _begin_immediate).
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.close()
+
+
+def _begin_immediate(connection: sa.Connection) -> None:
+    # The write lock is taken before the chain's head is read, or two writers could both
+    # chain on the same event.
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _refuse(table: str, verb: str) -> str:
+    return (
+        f"CREATE TRIGGER IF NOT EXISTS {table}_no_{verb.lower()} BEFORE {verb} ON {table} "
+        "BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END"
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds")

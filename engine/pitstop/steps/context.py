@@ -1,0 +1,101 @@
+"""What a step needs: the plan, the journal, the node, and who asks."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pitstop.decide.attempts import Standing, standing
+from pitstop.fleet.node import RemoteNode
+from pitstop.journal.store import Journal
+from pitstop.model.event import Event
+from pitstop.model.plan import Plan, WorkloadPlan
+from pitstop.model.site import Retry
+from pitstop.model.words import Verb
+
+Progress = Callable[[str], None]
+
+
+class RunContext:
+    """One run as one process sees it.
+
+    It holds no state of its own: what has happened stands in the journal, what is true is
+    asked of the node. So any number of processes can make one for the same run.
+    """
+
+    def __init__(
+        self, home: Path, run: str, actor: str | None = None, progress: Progress = lambda _t: None
+    ) -> None:
+        self.home = home
+        self.run = run
+        self.actor = actor or default_actor()
+        self.progress = progress
+        self.journal = Journal(home / "journal.db")
+        self.plan: Plan = self.journal.plan(run)
+        self.node = RemoteNode(self.plan.node, self.plan.node_spec)
+
+    def close(self) -> None:
+        """Give connection and database back."""
+        self.node.close()
+        self.journal.close()
+
+    @property
+    def directory(self) -> Path:
+        """Where this run's report and locks lie."""
+        path = self.home / "runs" / self.run
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return path
+
+    def events(self) -> list[Event]:
+        """All events so far."""
+        return self.journal.events(self.run)
+
+    def standing(self, verb: Verb, subject: str) -> Standing:
+        """Where a step stands."""
+        return standing(self.events(), verb, subject)
+
+    def result(self, verb: Verb, subject: str) -> dict[str, Any] | None:
+        """The result of a finished step."""
+        return self.standing(verb, subject).result
+
+    def retry(self, verb: Verb) -> Retry:
+        """The retry rule of a verb."""
+        return self.plan.policy.retry(verb)
+
+    def workload(self, name: str) -> WorkloadPlan:
+        """The plan of a workload."""
+        return self.plan.workload(name)
+
+    def operation_id(self, verb: Verb, subject: str, attempt: int, part: str = "") -> str:
+        """The id under which a node knows a step's work: the same whoever asks."""
+        return ".".join(filter(None, (self.run, subject, verb.value, part, str(attempt))))
+
+    def decide(self, subject: str, topic: str, choice: str, cause: str, **data: Any) -> None:
+        """Record which branch is taken and why; once, however often it is replayed."""
+        for event in self.events():
+            if (
+                event.kind == "decision"
+                and event.subject == subject
+                and (event.data.get("topic"), event.data.get("choice")) == (topic, choice)
+            ):
+                return
+        self.journal.append(
+            self.run,
+            "decision",
+            self.actor,
+            subject,
+            data={"topic": topic, "choice": choice, "cause": cause, **data},
+        )
+
+
+def default_actor() -> str:
+    """Say who acts: the user as the machine knows it, which is self-asserted."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"

@@ -1,0 +1,100 @@
+"""Planning: look at a node, choose strategies, say beforehand what will happen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pitstop.decide.gate import predict
+from pitstop.decide.shape import shape_of
+from pitstop.decide.strategy import choose
+from pitstop.fleet.node import RemoteNode
+from pitstop.model.errors import BadInput
+from pitstop.model.fingerprint import Fingerprint
+from pitstop.model.maintenance import Maintenance
+from pitstop.model.plan import Plan, WorkloadPlan
+from pitstop.model.site import Site
+from pitstop.model.words import Strategy
+from pitstop.model.workload import Workload
+from pitstop.report.runbook import bind, parse_runbook
+from pitstop.steps.specs import inspect_argument
+
+
+def make_plan(
+    site: Site, maintenance: Maintenance, runbook_source: str, runbook_origin: str
+) -> Plan:
+    """Make the plan of a maintenance. Only looks; nothing on the node is changed.
+
+    Raises:
+        BadInput: the runbook or its variables are wrong, or the node is not declared.
+        PitstopError: the node cannot be asked.
+    """
+    name = maintenance.nodes[0]
+    if name not in site.nodes:
+        raise BadInput(name, "no such node in the site", f"there are: {', '.join(site.nodes)}")
+    runbook = bind(parse_runbook(runbook_source, runbook_origin), maintenance.variables)
+    changes = {**runbook.changes, **maintenance.changes}
+    declared = {n: w for n, w in site.workloads.items() if name in w.placement}
+    node = RemoteNode(name, site.nodes[name])
+    try:
+        found = node.call(
+            "inspect", workloads={n: inspect_argument(w) for n, w in declared.items()}
+        )
+    finally:
+        node.close()
+    workloads = tuple(
+        _plan_workload(n, w, found["workloads"][n], changes, site) for n, w in declared.items()
+    )
+    no_go = tuple(_no_go(found, workloads))
+    return Plan(
+        site=site.name,
+        policy=site.policy,
+        title=maintenance.title,
+        reason=maintenance.reason,
+        node=name,
+        node_spec=site.nodes[name],
+        boot_id=found["boot_id"],
+        runbook=runbook.ref(maintenance.runbook).model_copy(update={"changes": changes}),
+        workloads=workloads,
+        go=not no_go,
+        no_go=no_go,
+    )
+
+
+def _plan_workload(
+    name: str, spec: Workload, found: Mapping[str, Any], changes: Mapping[str, str], site: Site
+) -> WorkloadPlan:
+    shape = shape_of(spec.placement)
+    verdict = predict(Fingerprint.from_json(found["fingerprint"]), changes, site.policy.tolerate)
+    blockers = tuple(found["blockers"])
+    choice = choose(
+        shape,
+        bool(found["running"]),
+        str(found["why_not"]),
+        [f"{b['what']} at {b['where']}: {b['why']}" for b in blockers],
+        verdict,
+        spec.policy.on_checkpoint_failure,
+    )
+    return WorkloadPlan(
+        name=name,
+        spec=spec,
+        shape=shape,
+        strategy=choice.strategy,
+        reason=choice.reason,
+        running=bool(found["running"]),
+        fingerprint=found["fingerprint"],
+        predicted=verdict.to_json(),
+        blockers=blockers,
+    )
+
+
+def _no_go(found: Mapping[str, Any], workloads: tuple[WorkloadPlan, ...]) -> list[str]:
+    reasons = [f"{w.name}: {w.reason}" for w in workloads if w.strategy is Strategy.REFUSE]
+    quarantine = found.get("quarantine")
+    if quarantine:
+        reasons.append(f"the node is quarantined by {quarantine['run']}: {quarantine['cause']}")
+    for workload in workloads:
+        holder = found["workloads"][workload.name]["holder"]
+        if holder:
+            reasons.append(f"{workload.name}: held by run {holder}")
+    return reasons

@@ -1,0 +1,234 @@
+"""The sequence of a run and its branches, the same under every front end.
+
+A front end passes `perform`, which executes one step in its own way (a Prefect task, an
+Airflow task, a plain call) and raises what the step raises. Which step comes next is decided
+here, from results and errors alone, so running the sequence again over the same journal takes
+the same branches: that is how a run is resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from pitstop.decide.outcome import result_of
+from pitstop.model.errors import EndedInDump, PitstopError, Refused, WorkloadGone
+from pitstop.model.plan import WorkloadPlan
+from pitstop.model.result import RunResult
+from pitstop.model.verdict import Verdict
+from pitstop.model.words import OnCheckpointFailure, Strategy, Verb
+from pitstop.steps.context import RunContext
+
+Perform = Callable[[Verb, str], dict[str, Any]]
+
+
+class _GivenUp(Exception):
+    """The run cannot go on to maintenance; what was moved aside is brought back."""
+
+    def __init__(self, cause: PitstopError) -> None:
+        self.cause = cause
+
+
+class Sequence:
+    """One pass over a run's steps."""
+
+    def __init__(self, ctx: RunContext, perform: Perform) -> None:
+        self._ctx = ctx
+        self._perform = perform
+        self._node = ctx.plan.node
+        self._moved: list[WorkloadPlan] = []
+
+    def run(self) -> RunResult:
+        """Go through the whole sequence and return how the run ended."""
+        try:
+            self._perform(Verb.PRECHECK, self._node)
+        except PitstopError as error:
+            return self._end("refused" if isinstance(error, Refused) else "failed", str(error))
+        try:
+            self._drain_all()
+            self._save_all()
+        except _GivenUp as given_up:
+            # The node itself was not touched; all that was moved aside comes back.
+            complete = self._bring_back_all()
+            self._admit_all()
+            return self._end("failed" if complete else "partial", str(given_up.cause))
+        try:
+            self._perform(Verb.MAINTAIN, self._node)
+            self._perform(Verb.VALIDATE, self._node)
+        except PitstopError as error:
+            return self._after_failed_maintenance(error)
+        complete = self._bring_back_all()
+        complete = self._admit_all() and complete
+        if complete:
+            return self._end("done", "")
+        return self._end("partial", "not every workload is back; see each one's cause")
+
+    def recover(self) -> RunResult:
+        """After a person has mended the node: validate, bring back the rest, lift quarantine."""
+        self._moved = [w for w in self._ctx.plan.workloads if self._was_moved(w.name)]
+        try:
+            self._perform(Verb.VALIDATE, self._node)
+        except PitstopError as error:
+            return self._end("partial", f"still not fit for service: {error}")
+        complete = self._bring_back_all()
+        complete = self._admit_all() and complete
+        if not complete:
+            return self._end("partial", "not every workload is back; see each one's cause")
+        if self._ctx.result(Verb.QUARANTINE, self._node) is not None:
+            self._ctx.node.call("unquarantine", run=self._ctx.run)
+            self._decide(self._node, "unquarantine", "in service", "validated after repair")
+        return self._end("done", "")
+
+    def _drain_all(self) -> None:
+        for workload in self._concerned():
+            try:
+                self._perform(Verb.DRAIN, workload.name)
+            except PitstopError as error:
+                self._decide(self._node, "give up", "no maintenance", str(error))
+                raise _GivenUp(error) from error
+
+    def _save_all(self) -> None:
+        for workload in self._concerned():
+            if workload.strategy is Strategy.COLD_START:
+                self._decide(workload.name, "save", "stop", workload.reason)
+                self._stop(workload)
+            else:
+                self._save(workload)
+
+    def _save(self, workload: WorkloadPlan) -> None:
+        try:
+            self._perform(Verb.CHECKPOINT, workload.name)
+            self._moved.append(workload)
+        except WorkloadGone as error:
+            self._decide(workload.name, "save", "leave", f"it had ended by itself: {error.cause}")
+        except EndedInDump as error:
+            self._decide(workload.name, "save", "stop", str(error))
+            self._stop(workload)
+        except PitstopError as error:
+            policy = workload.spec.policy.on_checkpoint_failure
+            self._decide(workload.name, "save", policy.value, str(error))
+            if policy is OnCheckpointFailure.COLD_START and not isinstance(error, Refused):
+                self._stop(workload)
+            elif policy is OnCheckpointFailure.WAIT:
+                self._wait(workload)
+            else:
+                raise _GivenUp(error) from error
+
+    def _stop(self, workload: WorkloadPlan) -> None:
+        try:
+            self._perform(Verb.STOP, workload.name)
+        except PitstopError as error:
+            raise _GivenUp(error) from error
+        self._moved.append(workload)
+
+    def _wait(self, workload: WorkloadPlan) -> None:
+        try:
+            self._perform(Verb.WAIT, workload.name)
+        except PitstopError as error:
+            raise _GivenUp(error) from error
+
+    def _after_failed_maintenance(self, error: PitstopError) -> RunResult:
+        self._decide(self._node, "maintenance", "roll back", str(error))
+        try:
+            valid = bool(self._perform(Verb.ROLLBACK, self._node)["valid"])
+        except PitstopError as failure:
+            valid = False
+            self._decide(self._node, "rollback", "failed", str(failure))
+        self._decide(self._node, "quarantine", "quarantine", str(error))
+        try:
+            self._perform(Verb.QUARANTINE, self._node)
+        except PitstopError as failure:
+            return self._end("partial", f"{error}; and no quarantine could be set: {failure}")
+        if not valid:
+            return self._end("partial", f"{error}; the node is not fit to run workloads")
+        self._bring_back_all()
+        self._admit_all()
+        return self._end("partial", f"{error}; rolled back, and the node is quarantined")
+
+    def _bring_back_all(self) -> bool:
+        # One that does not come back keeps none of the others down.
+        back = [self._bring_back(workload) for workload in self._moved]
+        return all(back)
+
+    def _bring_back(self, workload: WorkloadPlan) -> bool:
+        """Restore or cold-start one workload; False when neither worked."""
+        name = workload.name
+        try:
+            verdict = Verdict.from_json(self._perform(Verb.GATE, name)["verdict"])
+            cause = self._try_restore(name, verdict)
+            if not cause:
+                return True
+            self._decide(name, "start", "cold-start", cause, verdict=verdict.to_json())
+            self._perform(Verb.COLD_START, name)
+        except PitstopError as error:
+            self._decide(name, "start", "wait for a person", str(error))
+            return False
+        return True
+
+    def _try_restore(self, name: str, verdict: Verdict) -> str:
+        """Return an empty text when it was restored, else why it must start cold."""
+        if self._ctx.result(Verb.CHECKPOINT, name) is None:
+            reason = self._ctx.workload(name).reason
+            return "; ".join(str(d) for d in verdict.invalid) or f"it was not saved: {reason}"
+        if not verdict.valid:
+            return "; ".join(str(d) for d in verdict.invalid)
+        try:
+            self._perform(Verb.RESTORE, name)
+        except PitstopError as error:
+            return f"the restore failed: {error}"
+        return ""
+
+    def _admit_all(self) -> bool:
+        """Open admission of all that was drained and runs; False when one did not open."""
+        opened = True
+        for workload in self._concerned():
+            if self._ctx.standing(Verb.DRAIN, workload.name).attempt == 1 and not self._drained(
+                workload.name
+            ):
+                continue  # never reached
+            if self._was_moved(workload.name) and not self._is_back(workload.name):
+                continue
+            if self._ended_itself(workload.name):
+                continue
+            try:
+                self._perform(Verb.RETURN_TO_SERVICE, workload.name)
+            except PitstopError as error:
+                self._decide(workload.name, "admission", "wait for a person", str(error))
+                opened = False
+        return opened
+
+    def _ended_itself(self, name: str) -> bool:
+        saving = self._ctx.standing(Verb.CHECKPOINT, name).failure
+        gone = saving is not None and saving["code"] == WorkloadGone.code
+        return gone or self._ctx.result(Verb.WAIT, name) is not None
+
+    def _concerned(self) -> list[WorkloadPlan]:
+        return [w for w in self._ctx.plan.workloads if w.strategy is not Strategy.LEAVE]
+
+    def _drained(self, name: str) -> bool:
+        return self._ctx.result(Verb.DRAIN, name) is not None
+
+    def _was_moved(self, name: str) -> bool:
+        return any(
+            self._ctx.result(verb, name) is not None for verb in (Verb.CHECKPOINT, Verb.STOP)
+        )
+
+    def _is_back(self, name: str) -> bool:
+        return any(
+            self._ctx.result(verb, name) is not None for verb in (Verb.RESTORE, Verb.COLD_START)
+        )
+
+    def _decide(self, subject: str, topic: str, choice: str, cause: str, **data: Any) -> None:
+        self._ctx.decide(subject, topic, choice, cause, **data)
+
+    def _end(self, state: Literal["done", "refused", "partial", "failed"], cause: str) -> RunResult:
+        ctx = self._ctx
+        outcome = result_of(ctx.plan, ctx.run, ctx.events())
+        ctx.journal.append(
+            ctx.run,
+            "run.ended",
+            ctx.actor,
+            self._node,
+            data={"state": state, "cause": cause, "node_state": outcome.node_state},
+        )
+        return result_of(ctx.plan, ctx.run, ctx.events())

@@ -1,0 +1,265 @@
+"""What each verb does. One function per verb: `(context, subject, attempt) -> result`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pitstop.decide.gate import compare
+from pitstop.model.errors import (
+    CheckpointFailed,
+    EndedInDump,
+    Interrupted,
+    PermanentError,
+    Refused,
+)
+from pitstop.model.fingerprint import Fingerprint
+from pitstop.model.plan import WorkloadPlan
+from pitstop.model.words import Strategy, Verb
+from pitstop.steps.context import RunContext
+from pitstop.steps.runbook_steps import rollback, run_phase
+from pitstop.steps.specs import (
+    bring_up_arguments,
+    checkpoint_arguments,
+    inspect_arguments,
+    plain,
+    probes_of,
+)
+
+Step = Callable[[RunContext, str, int], dict[str, Any]]
+
+CHECKPOINT_DEADLINE = 3600.0
+
+SLACK = 120.0
+"""Seconds that an operation may take over the deadlines it is given itself."""
+
+
+def _precheck(ctx: RunContext, _subject: str, _attempt: int) -> dict[str, Any]:
+    """Look before anything is touched: is all as it was planned?
+
+    Raises:
+        Refused: it is not.
+    """
+    found = ctx.node.call("inspect", workloads=inspect_arguments(ctx.plan))
+    quarantine = found.get("quarantine")
+    if quarantine:
+        raise Refused(
+            ctx.plan.node,
+            f"quarantined by run {quarantine.get('run')}: {quarantine.get('cause')}",
+            f"pitstop resume {quarantine.get('run')}",
+        )
+    for workload in ctx.plan.workloads:
+        now = found["workloads"][workload.name]
+        if now["running"] != workload.running:
+            planned = "running" if workload.running else "not running"
+            raise Refused(
+                workload.name,
+                f"planned as {planned}, and now: {now['why_not'] or 'it runs'}",
+                "make a new plan",
+            )
+        if now["holder"] not in ("", ctx.run):
+            raise Refused(workload.name, f"held by run {now['holder']}")
+        if workload.strategy is Strategy.RESTORE and now["blockers"]:
+            blocker = now["blockers"][0]
+            raise Refused(
+                workload.name,
+                f"cannot be saved any more: {blocker['what']} at {blocker['where']}",
+                "make a new plan",
+            )
+    return found
+
+
+def _drain(ctx: RunContext, subject: str, attempt: int) -> dict[str, Any]:
+    drain = ctx.workload(subject).spec.drain
+    return ctx.node.operate(
+        ctx.operation_id(Verb.DRAIN, subject, attempt),
+        "drain",
+        {"workload": subject, "drain": plain(drain)},
+        drain.deadline + SLACK,
+        ctx.progress,
+    )
+
+
+def _still_drained(ctx: RunContext, subject: str) -> None:
+    """Ask again right before the first disruptive step: the flag is not the state.
+
+    Raises:
+        Refused: requests are in flight again.
+    """
+    gauge = ctx.workload(subject).spec.drain.in_flight
+    if gauge is None:
+        return
+    value = ctx.node.call("gauge", in_flight=plain(gauge))["in_flight"]
+    if value > 0:
+        raise Refused(
+            subject,
+            f"no longer drained: {value:g} requests in flight",
+            "somebody lets requests in; nothing was touched",
+        )
+
+
+def _checkpoint(ctx: RunContext, subject: str, attempt: int) -> dict[str, Any]:
+    workload = ctx.workload(subject)
+    identifier = ctx.operation_id(Verb.CHECKPOINT, subject, attempt)
+    if not _under_way(ctx, identifier):
+        _still_drained(ctx, subject)
+    checkpoint = f"{subject}.{ctx.run}.{attempt}"
+    try:
+        return _take(ctx, workload, identifier, checkpoint)
+    except Interrupted as error:
+        # Nobody is there to say how it went, so the node is asked what is true.
+        found = ctx.node.call("settle", workload=subject, checkpoint=checkpoint)
+        if found["checkpoint"] is not None:
+            return dict(found["checkpoint"])
+        if found["running"]:
+            raise CheckpointFailed(subject, f"{error.cause}; the workload runs on") from error
+        raise EndedInDump(subject, f"{error.cause}; the workload does not run") from error
+
+
+def _take(
+    ctx: RunContext, workload: WorkloadPlan, identifier: str, checkpoint: str
+) -> dict[str, Any]:
+    return ctx.node.operate(
+        identifier,
+        "checkpoint",
+        checkpoint_arguments(
+            workload.name,
+            workload.spec,
+            ctx.run,
+            checkpoint,
+            ctx.plan.node,
+            ctx.plan.policy.tolerate,
+        ),
+        CHECKPOINT_DEADLINE + SLACK,
+        ctx.progress,
+    )
+
+
+def _under_way(ctx: RunContext, identifier: str) -> bool:
+    return bool(ctx.node.call("op.status", id=identifier)["state"] != "unknown")
+
+
+def _stop(ctx: RunContext, subject: str, attempt: int) -> dict[str, Any]:
+    spec = ctx.workload(subject).spec
+    identifier = ctx.operation_id(Verb.STOP, subject, attempt)
+    fingerprint = ctx.node.call("fingerprint", probes=probes_of(spec))["fingerprint"]
+    result = ctx.node.operate(
+        identifier,
+        "stop",
+        {
+            "workload": subject,
+            "run": ctx.run,
+            "signal": spec.stop.signal,
+            "grace": spec.stop.grace,
+            "pid_file": spec.pid_file,
+        },
+        spec.stop.grace + SLACK,
+        ctx.progress,
+    )
+    return {**result, "fingerprint": fingerprint}
+
+
+def _wait(ctx: RunContext, subject: str, attempt: int) -> dict[str, Any]:
+    deadline = ctx.workload(subject).spec.policy.wait_deadline
+    return ctx.node.operate(
+        ctx.operation_id(Verb.WAIT, subject, attempt),
+        "wait-end",
+        {"workload": subject, "deadline": deadline},
+        deadline + SLACK,
+        ctx.progress,
+    )
+
+
+def _maintain(ctx: RunContext, _subject: str, _attempt: int) -> dict[str, Any]:
+    return {"steps": run_phase(ctx, "maintain", 1)}
+
+
+def _validate(ctx: RunContext, _subject: str, attempt: int) -> dict[str, Any]:
+    return {"steps": run_phase(ctx, "validate", attempt)}
+
+
+def _rollback(ctx: RunContext, _subject: str, attempt: int) -> dict[str, Any]:
+    return rollback(ctx, attempt)
+
+
+def _gate(ctx: RunContext, subject: str, _attempt: int) -> dict[str, Any]:
+    """Compare what was with what is. Its answer, either way, is a result and no failure."""
+    saved = ctx.result(Verb.CHECKPOINT, subject) or ctx.result(Verb.STOP, subject)
+    if saved is None:
+        raise PermanentError(subject, "there is nothing to compare with: it was not stopped")
+    present = ctx.node.call("fingerprint", probes=probes_of(ctx.workload(subject).spec))
+    verdict = compare(
+        Fingerprint.from_json(saved["fingerprint"]),
+        Fingerprint.from_json(present["fingerprint"]),
+        ctx.plan.policy.tolerate,
+    )
+    return {"verdict": verdict.to_json(), "fingerprint": present["fingerprint"]}
+
+
+def _restore(ctx: RunContext, subject: str, attempt: int) -> dict[str, Any]:
+    saved = ctx.result(Verb.CHECKPOINT, subject)
+    if saved is None:
+        raise PermanentError(subject, "there is no checkpoint of it in this run")
+    return _bring_up(ctx, subject, attempt, Verb.RESTORE, saved["checkpoint"])
+
+
+def _cold_start(ctx: RunContext, subject: str, attempt: int) -> dict[str, Any]:
+    return _bring_up(ctx, subject, attempt, Verb.COLD_START, None)
+
+
+def _bring_up(
+    ctx: RunContext, subject: str, attempt: int, verb: Verb, checkpoint: str | None
+) -> dict[str, Any]:
+    spec = ctx.workload(subject).spec
+    return ctx.node.operate(
+        ctx.operation_id(verb, subject, attempt),
+        "restore" if verb is Verb.RESTORE else "cold-start",
+        bring_up_arguments(subject, spec, ctx.run, checkpoint),
+        spec.ready.deadline + SLACK,
+        ctx.progress,
+    )
+
+
+def _return_to_service(ctx: RunContext, subject: str, attempt: int) -> dict[str, Any]:
+    """Let work in again, and give the workload back to whoever supervises it."""
+    action = ctx.workload(subject).spec.drain.end
+    result: dict[str, Any] = {}
+    if action is not None:
+        result = ctx.node.operate(
+            ctx.operation_id(Verb.RETURN_TO_SERVICE, subject, attempt),
+            "action",
+            {"action": plain(action)},
+            action.timeout + SLACK,
+            ctx.progress,
+        )
+    ctx.node.call("release", workload=subject, run=ctx.run)
+    return {"admission": "opened" if action is not None else "not controlled", **result}
+
+
+def _quarantine(ctx: RunContext, _subject: str, _attempt: int) -> dict[str, Any]:
+    cause = next(
+        (
+            str(e.data.get("cause", ""))
+            for e in reversed(ctx.events())
+            if e.kind == "decision" and e.data.get("topic") == "quarantine"
+        ),
+        "maintenance failed",
+    )
+    return ctx.node.call("quarantine", run=ctx.run, cause=cause)
+
+
+VERBS: dict[Verb, Step] = {
+    Verb.PRECHECK: _precheck,
+    Verb.DRAIN: _drain,
+    Verb.CHECKPOINT: _checkpoint,
+    Verb.STOP: _stop,
+    Verb.WAIT: _wait,
+    Verb.MAINTAIN: _maintain,
+    Verb.ROLLBACK: _rollback,
+    Verb.VALIDATE: _validate,
+    Verb.GATE: _gate,
+    Verb.RESTORE: _restore,
+    Verb.COLD_START: _cold_start,
+    Verb.RETURN_TO_SERVICE: _return_to_service,
+    Verb.QUARANTINE: _quarantine,
+}
