@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-# A cold start of the ephemeral server takes longer than Prefect's default on small machines.
-os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "180")
+from prefect.settings import (
+    PREFECT_SERVER_ANALYTICS_ENABLED,
+    PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
+    temporary_settings,
+)
 
 from pitstop.decide.outcome import result_of
+from pitstop.flows.maintain_node import maintain_node
 from pitstop.model.result import RunResult
 from pitstop.steps.runs import open_run
+
+EPHEMERAL_STARTUP = 180
+"""Seconds for the temporary server's first start, which migrates its database. Prefect's
+default of 20 is too short on a small machine."""
 
 
 def drive(home: Path, run_id: str) -> RunResult:
@@ -19,9 +26,12 @@ def drive(home: Path, run_id: str) -> RunResult:
     Raises:
         PitstopError: the flow itself could not go on.
     """
-    from pitstop.flows.maintain_node import maintain_node
-
-    state = maintain_node(home=str(home), run_id=run_id, return_state=True)
+    settings = {
+        PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS: EPHEMERAL_STARTUP,
+        PREFECT_SERVER_ANALYTICS_ENABLED: False,
+    }
+    with temporary_settings(set_defaults=settings):
+        state = maintain_node(home=str(home), run_id=run_id, return_state=True)
     context = open_run(home, run_id)
     try:
         events = context.events()
