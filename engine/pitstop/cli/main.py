@@ -30,3 +30,7 @@ app.add_typer(images.app, name="images")
 def run() -> None:
     """Entry point."""
     app()
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,145 @@
+"""Whole runs on real parts: SSH, CRIU, a rebooting node, a server with state in memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.rigs.site import WORKLOAD, SiteRig, cli_command
+
+
+def outcome(result: dict[str, Any]) -> str | None:
+    [workload] = result["workloads"]
+    found: str | None = workload["outcome"]
+    return found
+
+
+def healthy(rig: SiteRig) -> None:
+    """The workload runs once, lets requests in, and nothing holds it."""
+    assert rig.copies() == 1
+    assert rig.ask("/")["open"] is True
+    node = rig.remote()
+    try:
+        assert node.call("holder", workload=WORKLOAD)["holder"] == ""
+    finally:
+        node.close()
+
+
+def test_restored_after_a_patch_and_a_reboot(rig: SiteRig) -> None:
+    before = rig.node.boot_id
+    code, result = rig.run(rig.maintenance())
+    assert (code, result["state"], outcome(result)) == (0, "done", "restored")
+    assert rig.node.boot_id != before
+    assert (rig.root / "patched").exists()
+    assert rig.ask("/count")["count"] == 4
+    healthy(rig)
+    [workload] = result["workloads"]
+    assert workload["restore_seconds"] > 0
+    assert workload["earlier_cold_start_seconds"] > 0
+    assert workload["verdict"] == {"valid": True, "differences": []}
+    report = Path(result["report"])
+    assert "restored" in report.read_text()
+    assert json.loads(report.with_suffix(".json").read_text())["schema"] == "pitstop/report/v1"
+
+
+def test_declared_change_means_no_dump_and_a_cold_start(rig: SiteRig) -> None:
+    maintenance = rig.maintenance(
+        variables={"patch_command": ["cp", str(_version(rig, "2.0")), str(rig.version_file)]},
+        changes={"engine.version": "2.0"},
+    )
+    code, result = rig.run(maintenance)
+    assert (code, outcome(result)) == (0, "cold-started")
+    [workload] = result["workloads"]
+    assert workload["checkpoint"] is None
+    [difference] = workload["verdict"]["differences"]
+    assert (difference["field"], difference["saved"], difference["present"]) == (
+        "engine.version",
+        "1.0",
+        "2.0",
+    )
+    assert not list((rig.node.state_dir / "images").glob("*/*"))
+    assert rig.ask("/count")["count"] == 1
+    healthy(rig)
+
+
+def test_undeclared_change_is_refused_by_the_gate(rig: SiteRig) -> None:
+    """Nobody said that the engine would change: dumped, refused, started cold."""
+    maintenance = rig.maintenance(
+        variables={"patch_command": ["cp", str(_version(rig, "9.9")), str(rig.version_file)]}
+    )
+    code, result = rig.run(maintenance)
+    assert (code, outcome(result)) == (0, "cold-started")
+    [workload] = result["workloads"]
+    assert workload["checkpoint"] is not None
+    assert "engine.version: 1.0 -> 9.9" in workload["cause"]
+    assert rig.ask("/count")["count"] == 1
+    healthy(rig)
+
+
+@pytest.mark.parametrize("verb", ["drain", "checkpoint", "maintain", "gate", "restore"])
+@pytest.mark.parametrize("moment", ["at once", "while the node works"])
+def test_controller_killed_then_resumed(rig: SiteRig, verb: str, moment: str) -> None:
+    run = "killed"
+    process = subprocess.Popen(
+        cli_command(
+            "run",
+            str(rig.maintenance()),
+            "--site",
+            str(rig.site_file),
+            "--home",
+            str(rig.home),
+            "--run",
+            run,
+        ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    said = []
+    for line in process.stderr:
+        said.append(line)
+        if line.rstrip().endswith(f": {verb}"):
+            break
+    else:
+        pytest.fail(f"the run never came to {verb}: {''.join(said)}")
+    if moment == "while the node works":
+        _wait_for_operation(rig, run, verb)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stderr.close()
+
+    code, result = rig.resume(run)
+    assert (code, result["state"], outcome(result)) == (0, "done", "restored"), result
+    assert rig.ask("/count")["count"] == 4
+    healthy(rig)
+    assert (rig.root / "patched").exists()
+    report = json.loads(rig.cli("report", run, "--home", str(rig.home), "--json").stdout)
+    assert report["chain_faults"] == []
+
+
+def _wait_for_operation(rig: SiteRig, run: str, verb: str) -> None:
+    """Wait until the node has begun with the step's own operation, if the step has one."""
+    if verb == "gate":
+        return  # answered directly
+    pattern = f"{run}.*.{verb}*"
+    directory = rig.node.state_dir / "ops"
+    for _ in range(2000):
+        if any(directory.glob(pattern)):
+            return
+        # The directory belongs to another (namespaced) machine: no event reaches us.
+        os.sched_yield()
+        subprocess.run(["sleep", "0.01"], check=True)
+    pytest.fail(f"no operation {pattern}")
+
+
+def _version(rig: SiteRig, version: str) -> Path:
+    path = rig.root / f"version-{version}"
+    path.write_text(version + "\n")
+    return path
