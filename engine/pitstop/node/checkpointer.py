@@ -198,12 +198,25 @@ class _Checkpointer:
             ballot.close()
             if self.taken is not None:
                 (self.taken.path / "vote.sock").unlink(missing_ok=True)
-        if status != 0 or self.taken is None:
+        if self.taken is None or (status != 0 and not self._ended_at_boundary(subject_)):
             lines = criu.errors(self.taken or draft)
             raise CheckpointFailed(
                 self.order.workload,
                 "; ".join(lines[:5]) or f"CRIU ended with status {status} and named no error",
             )
+
+    def _ended_at_boundary(self, subject_: Subject) -> bool:
+        """Whether the original is gone and the images are the last state it had.
+
+        CRIU's exit status does not tell: it runs in the namespace that it dumps, and once it
+        has ended the tree, pid 1 ends the namespace, CRIU included, if CRIU is not faster.
+        The launcher, which sees the same end, may have sealed the checkpoint by then.
+        """
+        return (
+            self.taken is not None
+            and not subject_.root.alive()
+            and self.taken.state() in (State.INTENDED, State.SEALED)
+        )
 
     def _seal(self, subject_: Subject) -> dict[str, Any]:
         """Prove that the original is gone, and only then call the checkpoint sealed."""
@@ -227,8 +240,8 @@ class _Checkpointer:
         """After a failed dump: say that nothing is left behind, having looked."""
         checkpoint = self.taken or draft
         if not subject_.root.alive():
-            if self.taken is not None and self.taken.state() is State.INTENDED:
-                return  # it was ended at the boundary; settling will seal it
+            if self._ended_at_boundary(subject_):
+                return  # settling will seal it, or the launcher already has
             self.store.discard(checkpoint)
             raise EndedInDump(
                 self.order.workload, f"it ended while it was being saved: {error}"
