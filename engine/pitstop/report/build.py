@@ -28,8 +28,12 @@ from pitstop.report.text import OUTPUT_LIMIT, bounded, parse_time, rfc3339
 EVENTS_SHOWN = 500
 LIST_LIMIT = 200
 TEXT = pick.TEXT_LIMIT
+# Escaped text is up to five times as long; the whole page stays below 5 MB all the same.
+_ROW_TEXT = 1000
+_DIFFERENCES = 50
 _EVENT_DATA = 1500
-_OUTPUT_BUDGET = 100 * OUTPUT_LIMIT
+_EVENT_BUDGET = 200 * _EVENT_DATA
+_OUTPUT_BUDGET = 50 * OUTPUT_LIMIT
 _T = TypeVar("_T")
 _EVIDENCE_VERBS = ("maintain", "rollback", "validate")
 
@@ -71,7 +75,7 @@ def build(
         decisions=_limited(_decisions(events), "decisions", notes),
         failures=_limited(_failures(events), "failures", notes),
         chain=_chain(plan, events, result, chain),
-        events=tuple(_line(e) for e in shown),
+        events=tuple(_line(e, min(_EVENT_DATA, _EVENT_BUDGET // len(shown))) for e in shown),
         events_left_out=left_out,
         notes=tuple(notes),
     )
@@ -159,8 +163,10 @@ def _verdict(
         time=time,
         valid=valid if isinstance(valid, bool) else None,
         differences=tuple(
-            FieldDifference(**{k: _text(pick.text(d, k)) for k in FieldDifference.model_fields})
-            for d in pick.mappings(data, "differences")[:LIST_LIMIT]
+            FieldDifference(
+                **{k: _text(pick.text(d, k), _ROW_TEXT) for k in FieldDifference.model_fields}
+            )
+            for d in pick.mappings(data, "differences")[:_DIFFERENCES]
         ),
     )
 
@@ -230,7 +236,10 @@ def _decisions(events: Sequence[Event]) -> Iterator[Decision]:
                 time=rfc3339(event.time),
                 actor=_text(event.actor),
                 subject=_text(event.subject),
-                **{key: _text(pick.text(event.data, key)) for key in ("topic", "choice", "cause")},
+                **{
+                    key: _text(pick.text(event.data, key), _ROW_TEXT)
+                    for key in ("topic", "choice", "cause")
+                },
             )
 
 
@@ -282,7 +291,7 @@ def _bounded_events(events: Sequence[Event]) -> tuple[list[Event], int]:
     return [*events[:half], *events[-half:]], len(events) - 2 * half
 
 
-def _line(event: Event) -> EventLine:
+def _line(event: Event, limit: int) -> EventLine:
     return EventLine(
         seq=event.seq,
         time=rfc3339(event.time),
@@ -291,6 +300,6 @@ def _line(event: Event) -> EventLine:
         subject=_text(event.subject),
         verb=event.verb,
         attempt=event.attempt,
-        data=_json(event.data, _EVENT_DATA) if event.data else "",
+        data=_json(event.data, limit) if event.data else "",
         hash=event.hash,
     )

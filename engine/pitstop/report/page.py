@@ -7,6 +7,7 @@ escaped. A template cannot forget it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined, Undefined
 from markupsafe import Markup
@@ -34,11 +35,13 @@ class Plain(str):
     __slots__ = ()
 
 
+@cache
 def html_environment() -> Environment:
     """Return the environment of the HTML pages."""
     return _environment(_html, autoescape=True)
 
 
+@cache
 def markdown_environment() -> Environment:
     """Return the environment of Markdown documents: each value is a code span."""
     environment = _environment(_markdown, autoescape=False)

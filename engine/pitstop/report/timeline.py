@@ -52,6 +52,7 @@ _STEP_KINDS: dict[str, BarKind] = {
     "return_to_service": "return_to_service",
     "quarantine": "quarantine",
 }
+_BARS = 200
 _TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600)
 
 
@@ -81,12 +82,17 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """The bars of one node or workload; `states` lie under `steps`."""
+    """The bars of one node or workload; `states` lie under `steps`.
+
+    Attributes:
+        left_out: bars in the middle that are not drawn, so that a picture stays one.
+    """
 
     name: str
     is_node: bool
     states: tuple[Bar, ...]
     steps: tuple[Bar, ...]
+    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +151,10 @@ def timeline(node: str, workloads: Iterable[str], events: Sequence[Event]) -> Ti
         return None
     zero, span = min(times), max(times) - min(times)
     steps = _steps(events, zero, span)
-    lanes = [Lane(node, True, (), tuple(b for s, b in steps if s == node))]
+    lanes = [_lane(node, True, (), tuple(b for s, b in steps if s == node))]
     for name in dict.fromkeys(workloads):
         bars = tuple(b for s, b in steps if s == name)
-        lanes.append(Lane(name, False, _states(bars, span), bars))
+        lanes.append(_lane(name, False, _states(bars, span), bars))
     return Timeline(span, tuple(lanes), _ticks(span))
 
 
@@ -166,6 +172,16 @@ def comparison(workload: WorkloadResult) -> Comparison | None:
         round(100 * restore / longer, 2),
         round(100 * cold / longer, 2),
     )
+
+
+def _lane(name: str, is_node: bool, states: tuple[Bar, ...], steps: tuple[Bar, ...]) -> Lane:
+    drawn = [_ends(states), _ends(steps)]
+    left_out = len(states) + len(steps) - sum(map(len, drawn))
+    return Lane(name, is_node, drawn[0], drawn[1], left_out)
+
+
+def _ends(bars: tuple[Bar, ...]) -> tuple[Bar, ...]:
+    return bars if len(bars) <= _BARS else (*bars[: _BARS // 2], *bars[-_BARS // 2 :])
 
 
 def _steps(events: Sequence[Event], zero: float, span: float) -> list[tuple[str, Bar]]:
@@ -209,6 +225,7 @@ def _states(steps: Sequence[Bar], span: float) -> tuple[Bar, ...]:
 
     def change(at: float, new: BarKind) -> None:
         nonlocal since, state
+        at = max(at, since)  # steps may overlap; states never do
         if at > since and state != new:
             states.append(Bar(state, since, at))
         if state != new:
