@@ -203,7 +203,7 @@ def _failed_part(event: Event, steps: Mapping[str, RunbookStep]) -> Iterator[Evi
     error = pick.mapping(event.data, "error")
     step = steps.get(pick.text(error, "subject"))
     if step is not None:
-        entry = {"step": step.step, "kind": step.kind, "command": step.command, "error": error}
+        entry = {"step": step.step, "kind": step.kind, "error": error}
         yield _one_evidence(event, entry)
 
 
@@ -211,7 +211,7 @@ def _one_evidence(event: Event, entry: Mapping[str, Any]) -> Evidence:
     error = pick.mapping(entry, "error")
     return Evidence(
         time=rfc3339(event.time),
-        verb=event.verb,
+        verb=_text(event.verb),
         attempt=event.attempt,
         step=_text(pick.text(entry, "step")),
         kind=_text(pick.text(entry, "kind")),
@@ -252,7 +252,7 @@ def _failures(events: Sequence[Event]) -> Iterator[Failure]:
             yield Failure(
                 time=rfc3339(event.time),
                 subject=_text(event.subject),
-                verb=event.verb,
+                verb=_text(event.verb),
                 attempt=event.attempt,
                 final=pick.flag(event.data, "final"),
                 code=_text(pick.text(error, "code")),
@@ -298,8 +298,8 @@ def _line(event: Event, limit: int) -> EventLine:
         kind=event.kind,
         actor=_text(event.actor),
         subject=_text(event.subject),
-        verb=event.verb,
+        verb=_text(event.verb),
         attempt=event.attempt,
         data=_json(event.data, limit) if event.data else "",
-        hash=event.hash,
+        hash=_text(event.hash),
     )
