@@ -1,7 +1,7 @@
 """A small HTTP server with state in memory, for tests that need a workload. Standard library.
 
-`GET /` says how often `/count` was asked, `GET /count` counts, `/slow` takes its time,
-`/drain` and `/undrain` close and open admission, `/inflight` is the gauge, `/proof` answers
+`GET /` says how often `/count` was asked, `GET /count` counts, `/slow` does once the file
+`--let-go` exists, `/drain` and `/undrain` close and open admission, `/inflight` is the gauge, `/proof` answers
 the same as long as the memory is the same. `--break-at FILE`: while that file exists, every
 request is answered with 503 and `/proof` lies.
 """
@@ -52,7 +52,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
             State.count += 1
             count = State.count
         if self.path == "/slow":
-            threading.Event().wait(self.arguments.slow)
+            let_go = Path(self.arguments.let_go)
+            for _ in range(6000):
+                if let_go.exists():
+                    break
+                threading.Event().wait(0.01)
         with State.lock:
             State.in_flight -= 1
         print(f"count {count}", flush=True)
@@ -73,7 +77,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=8090)
-    parser.add_argument("--slow", type=float, default=2.0)
+    parser.add_argument("--let-go", default="/dev/null", help="/slow answers once this exists")
     parser.add_argument("--break-at", default="")
     parser.add_argument("--ring", action="store_true", help="hold an io_uring open")
     parser.add_argument("--memory", type=int, default=0, help="MiB of memory to hold")

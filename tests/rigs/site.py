@@ -198,6 +198,8 @@ def site_data(node: LabNode, root: Path) -> dict[str, Any]:
                         str(PORT),
                         "--break-at",
                         str(root / "broken"),
+                        "--let-go",
+                        str(root / "let-go"),
                     ],
                     "cwd": str(root),
                 },

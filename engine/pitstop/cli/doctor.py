@@ -34,7 +34,6 @@ def doctor(
 
 def _here(state_dir: str | None, trial: bool) -> dict[str, Any]:
     from pitstop.node.doctor import examine
-
     from pitstop.node.paths import StateDir
 
     return examine(StateDir.at(state_dir), trial=trial)

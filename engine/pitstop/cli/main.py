@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import typer
 
 from pitstop.cli import demo, doctor, images, runs, workloads
@@ -29,7 +31,11 @@ app.add_typer(images.app, name="images")
 
 def run() -> None:
     """Entry point."""
-    app()
+    try:
+        app()
+    except KeyboardInterrupt:
+        # It came where no command could take it: while starting or ending.
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ PitstopError
 │   ├── ConnectionLost     the command may or may not have run: ask the node
 │   ├── DeadlineExceeded
 │   ├── Busy               another operation works on the same subject
+│   ├── PortTaken          somebody else listens where the workload did
 │   └── Interrupted        the operation's process or its node ended before a result
 └── PermanentError    exit 1: trying again changes nothing
     ├── HostKeyRefused
@@ -50,6 +51,8 @@ class PitstopError(Exception):
         self.subject = subject
         self.cause = cause
         self.hint = hint
+        self.evidence: dict[str, Any] = {}
+        """What was seen up to the failure, for the record; not part of the error itself."""
 
     def __init_subclass__(cls) -> None:
         PitstopError.registry[cls.code] = cls
@@ -120,6 +123,12 @@ class Busy(TemporaryError):
     """Another living operation works on the same subject."""
 
     code = "busy"
+
+
+class PortTaken(TemporaryError):
+    """Somebody else listens on a port that the workload needs; it may go away."""
+
+    code = "port_taken"
 
 
 class Interrupted(TemporaryError):

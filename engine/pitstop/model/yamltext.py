@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import yaml
@@ -34,16 +36,24 @@ def load_model(kind: type[M], text: str, source: str, first_line: int = 1) -> M:
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        faults = sorted(
-            (_line_of(root, item["loc"]) + first_line, _field(item["loc"]), item["msg"])
-            for item in error.errors(include_url=False, include_input=False, include_context=False)
+        # An unknown key first: it is often the misspelt twin of one that is "missing".
+        found = sorted(
+            error.errors(include_url=False, include_input=False, include_context=False),
+            key=lambda e: (e["type"] != "extra_forbidden", _line_of(root, e["loc"])),
         )
+        faults = [
+            (_line_of(root, e["loc"]) + first_line, _field(e["loc"]), _message(e)) for e in found
+        ]
         line, where, message = faults[0]
         more = "; ".join(f"line {n}: {w}: {m}" for n, w, m in faults[1:6])
         rest = f" (and {len(faults) - 6} more)" if len(faults) > 6 else ""
         raise BadInput(
             f"{source}:{line}", f"{where}: {message}", f"also {more}{rest}" if more else ""
         ) from None
+
+
+def _message(error: Mapping[str, Any]) -> str:
+    return "unknown key" if error["type"] == "extra_forbidden" else str(error["msg"])
 
 
 def _compose(text: str, source: str, first_line: int) -> yaml.Node:
@@ -84,6 +94,8 @@ def _construct(root: yaml.Node, source: str, first_line: int) -> Any:
                 if not isinstance(key_node, yaml.ScalarNode):
                     raise BadInput(at, "a key must be a plain text")
                 key = str(key_node.value)
+                if not _writable(key):
+                    raise BadInput(at, f"{key!r} holds half of a character")
                 if key_node.tag == "tag:yaml.org,2002:merge":
                     raise BadInput(at, "merge keys (<<) are not supported")
                 if key in result:
@@ -93,11 +105,34 @@ def _construct(root: yaml.Node, source: str, first_line: int) -> Any:
         if isinstance(node, yaml.SequenceNode):
             return [build(item, depth + 1) for item in node.value]
         try:
-            return loader.construct_object(node)
+            return _scalar(loader, node)
         except (yaml.YAMLError, ValueError) as error:
             raise BadInput(where, f"cannot be read: {error}") from None
 
     return build(root, 0)
+
+
+def _scalar(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
+    """Return a scalar's value.
+
+    Raises:
+        ValueError: it has none that could be written down again.
+    """
+    try:
+        value = loader.construct_object(node)
+    except (LookupError, AttributeError):
+        # What PyYAML ends with for a text that its tag does not fit, such as `!!int ""`.
+        raise ValueError(f"{str(node.value)[:40]!r} is not a {node.tag}") from None
+    if isinstance(value, str) and not _writable(value):
+        raise ValueError("it holds half of a character")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("not a finite number")
+    return value
+
+
+def _writable(text: str) -> bool:
+    """Whether a text has a byte form; `"\\ud800"` in YAML is a text that has none."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _line(node: yaml.Node) -> int:

@@ -201,9 +201,7 @@ class _Launcher:
         message = self._next_message()
         if message is None or "failed" in message:
             os.waitpid(self.init_pid, 0)
-            cause = str(message["failed"]) if message else "pid 1 of its namespace was killed"
-            kind = RestoreFailed if how == "restored" else PermanentError
-            raise kind(self.request.workload, f"could not be started: {cause}")
+            raise self._failure(how, message)
         self.running = True
         self.files.update(
             phase=Phase.RUNNING, init_pid=self.init_pid, root_pid=int(message["running"])
@@ -211,6 +209,13 @@ class _Launcher:
         _report(self.request, {"running": True, "how": how, "cause": cause})
         for number in self.early:
             self._forward(number, None)
+
+    def _failure(self, how: str, message: dict[str, Any] | None) -> PitstopError:
+        if message is not None and message.get("error"):
+            return PitstopError.from_json(message["error"])
+        cause = str(message["failed"]) if message else "pid 1 of its namespace was killed"
+        kind = RestoreFailed if how == "restored" else PermanentError
+        return kind(self.request.workload, f"could not be started: {cause}")
 
     def _spawn(self, start: Callable[[], int]) -> None:
         reader, writer = os.pipe2(os.O_CLOEXEC)

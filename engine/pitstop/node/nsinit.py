@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pitstop.model.errors import PitstopError
 from pitstop.node import kernel
 
 FIRST_PID = 1000
@@ -49,7 +50,7 @@ class Program:
 def serve(report: int, start: Callable[[], int]) -> NoReturn:
     """Be pid 1. `start` brings the workload up and returns the PID of its root.
 
-    Messages to the launcher are JSON lines: `{"running": pid}` or `{"failed": cause}`,
+    Messages to the launcher are JSON lines: `{"running": pid}` or `{"failed": text, "error": …}`,
     then `{"exit": n}` or `{"signal": n}`.
     """
     try:
@@ -58,7 +59,8 @@ def serve(report: int, start: Callable[[], int]) -> NoReturn:
         kernel.mount_proc()
         root = start()
     except BaseException as error:  # noqa: BLE001  # reported, and this process ends
-        _tell(report, {"failed": f"{error}", "kind": type(error).__name__})
+        known = error.to_json() if isinstance(error, PitstopError) else None
+        _tell(report, {"failed": f"{type(error).__name__}: {error}", "error": known})
         os._exit(1)
     # Blocked only now: CRIU must not inherit the mask. What came before is asked for below.
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)

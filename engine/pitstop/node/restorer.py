@@ -11,7 +11,13 @@ from pitstop.decide.gate import compare
 from pitstop.images.checkpoint import Checkpoint, Mark, State
 from pitstop.images.signing import Keys
 from pitstop.images.store import Store
-from pitstop.model.errors import InvalidCheckpoint, Refused, RestoreFailed
+from pitstop.model.errors import (
+    InvalidCheckpoint,
+    PitstopError,
+    PortTaken,
+    Refused,
+    RestoreFailed,
+)
 from pitstop.model.fingerprint import Fingerprint
 from pitstop.model.manifest import Manifest
 from pitstop.node import criu
@@ -148,8 +154,15 @@ class Restorer:
         finally:
             ballot.close()
         if status != 0:
-            raise RestoreFailed(self._wanted.workload, _causes(criu.errors(checkpoint)))
+            raise self._failure(criu.errors(checkpoint))
         return int(pid_file.read_text())
+
+    def _failure(self, lines: Sequence[str]) -> PitstopError:
+        causes = "; ".join(lines[:5]) or "CRIU failed and named no error"
+        # Only before the checkpoint is used up is there anything left to try again with.
+        if "Address already in use" in causes and self.checkpoint.state() is State.SEALED:
+            return PortTaken(self._wanted.workload, causes, "find out who listens there: ss -tlnp")
+        return RestoreFailed(self._wanted.workload, causes)
 
     def _consume(self) -> bool:
         """Use the checkpoint up: the last thing before the restored processes run."""
@@ -165,7 +178,3 @@ class Restorer:
         if self._manifest is None:
             raise RestoreFailed(self._wanted.workload, "the checkpoint was not verified")
         return self._manifest
-
-
-def _causes(lines: Sequence[str]) -> str:
-    return "; ".join(lines[:5]) or "CRIU failed and named no error"

@@ -100,5 +100,6 @@ def _failed(
         subject,
         verb.value,
         attempt,
-        {"error": error.to_json(), "final": final},
+        {"error": error.to_json(), "final": final}
+        | ({"result": error.evidence} if error.evidence else {}),
     )

@@ -30,10 +30,14 @@ def run_phase(
         if step.phase != phase:
             continue
         ctx.progress(f"{ctx.plan.node}: {step.step}")
-        if step.kind == "reboot":
-            evidence.append(_reboot(ctx, step))
-        else:
-            evidence.append(_command(ctx, step, verb, attempt))
+        try:
+            if step.kind == "reboot":
+                evidence.append(_reboot(ctx, step))
+            else:
+                evidence.append(_command(ctx, step, verb, attempt))
+        except PitstopError as error:
+            error.evidence = {"steps": [*evidence, *error.evidence.get("steps", ())]}
+            raise
     return evidence
 
 
@@ -73,10 +77,10 @@ def run_checks_after_rollback(ctx: RunContext, attempt: int) -> list[dict[str, A
 def _command(ctx: RunContext, step: RunbookStep, verb: Verb, attempt: int) -> dict[str, Any]:
     assert step.command is not None  # noqa: S101  # the model requires it of these kinds
     failure = MaintenanceFailed if verb is Verb.MAINTAIN else ValidationFailed
-    last: dict[str, Any] = {}
+    seen: dict[str, Any] = {}
     for number in range(1, step.retries + 2):
         try:
-            last = ctx.node.operate(
+            result = ctx.node.operate(
                 ctx.operation_id(verb, ctx.plan.node, attempt, f"{step.step}.{number}"),
                 "execute",
                 {"command": list(step.command), "timeout": step.timeout},
@@ -86,16 +90,20 @@ def _command(ctx: RunContext, step: RunbookStep, verb: Verb, attempt: int) -> di
         except Interrupted as error:
             # How far it came is unknown, so it is not run again.
             raise failure(step.step, f"its end is unknown: {error.cause}") from error
-        problem = _problem(step, last)
+        seen = {
+            "step": step.step,
+            "kind": step.kind,
+            "command": list(step.command),
+            "attempts": number,
+            **result,
+        }
+        problem = _problem(step, result)
         if not problem:
-            return {
-                "step": step.step,
-                "kind": step.kind,
-                "command": list(step.command),
-                "attempts": number,
-                **last,
-            }
-    raise failure(step.step, f"{problem}; output ends: {str(last.get('output_tail', ''))[-400:]!r}")
+            return seen
+    tail = str(seen.get("output_tail", ""))[-400:]
+    failed = failure(step.step, f"{problem}; output ends: {tail!r}")
+    failed.evidence = {"steps": [seen]}
+    raise failed
 
 
 def _problem(step: RunbookStep, result: dict[str, Any]) -> str:

@@ -1,0 +1,384 @@
+"""The node engine on this machine, in a network of its own, and an end to all it started.
+
+Each test gets a state directory and a network namespace with nothing but a loopback, so
+ports are free and CRIU's packet rules touch nobody. Whatever a test starts, through any
+number of daemons, becomes a child of the test process in the end and is killed with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pitstop.images.checkpoint import Checkpoint
+from pitstop.images.store import Store
+from pitstop.model.errors import WorkloadGone
+from pitstop.node import processes, subject
+from pitstop.node.calls import answer
+from pitstop.node.paths import StateDir
+from pitstop.node.processes import Identity
+from pitstop.node.record import Record, WorkloadState
+
+SERVER = Path(__file__).with_name("counting_server.py")
+WORKLOAD = "web"
+PORT = 8090
+NODE_COMMAND = (sys.executable, "-m", "pitstop.node.main")
+
+_CLONE_NEWNET = 0x40000000
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def until(found: Callable[[], Any], what: str, seconds: float = 20) -> Any:
+    """Ask for what sends no event until it is true, and return it."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = found()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {seconds:g} s: {what}")
+        time.sleep(0.005)
+
+
+def state_letter(pid: int) -> str:
+    """The state of a process as the kernel shows it: R, S, T, t, Z; gone is an X."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+
+
+def copies_of(*words: str) -> list[int]:
+    """PIDs of the living processes whose first arguments are these, wherever they run."""
+    wanted, found = [word.encode() for word in words], []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit():
+                command = (entry / "cmdline").read_bytes().split(b"\0")
+                if command[1 : 1 + len(wanted)] == wanted and state_letter(int(entry.name)) != "Z":
+                    found.append(int(entry.name))
+    return sorted(found)
+
+
+class EngineError(Exception):
+    """An error as the engine sent it."""
+
+    def __init__(self, error: Mapping[str, Any]) -> None:
+        super().__init__(str(dict(error)))
+        self.code = str(error["code"])
+        self.cause = str(error["cause"])
+        self.hint = str(error["hint"])
+
+
+@dataclass
+class Launched:
+    """A launcher that was started, and its workload."""
+
+    process: subprocess.Popen[bytes]
+    reader: int
+    errors: Path
+    files: WorkloadState
+    _report: dict[str, Any] | None = None
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """What it said once the workload ran, or could not be started; {} when it died."""
+        if self._report is None:
+            with os.fdopen(self.reader, "rb") as pipe:
+                self._report = json.loads(pipe.readline() or b"{}")
+        return self._report
+
+    @property
+    def tree(self) -> list[Identity]:
+        """The workload's processes, root first."""
+        assert self.report.get("running"), (self.report, self.said)
+        return list(subject.find(self.files, None).tree)
+
+    @property
+    def root(self) -> int:
+        """The workload's first process, as this machine counts."""
+        return self.tree[0].pid
+
+    @property
+    def said(self) -> str:
+        """What the launcher wrote to its stderr."""
+        return self.errors.read_text(errors="replace")
+
+    def wait(self, seconds: float = 30) -> int:
+        """The exit status it ended with; -n for signal n."""
+        return self.process.wait(seconds)
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+
+@dataclass
+class Engine:
+    """The engine with a state directory of its own."""
+
+    root: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    _launched: list[Launched] = field(default_factory=list)
+
+    @property
+    def state(self) -> StateDir:
+        return StateDir.at(str(self.root))
+
+    def files(self, workload: str = WORKLOAD) -> WorkloadState:
+        return WorkloadState(self.state, workload)
+
+    def record(self, workload: str = WORKLOAD) -> Record:
+        return self.files(workload).record()
+
+    def output(self, workload: str = WORKLOAD) -> str:
+        return self.files(workload).stdout.read_text(errors="replace")
+
+    def store(self, workload: str = WORKLOAD) -> Store:
+        return Store(self.state.images(workload))
+
+    def checkpoint(self, identifier: str, workload: str = WORKLOAD) -> Checkpoint:
+        return self.store(workload).get(identifier)
+
+    def env(self) -> dict[str, str]:
+        return {**os.environ, **self.environment, "PITSTOP_STATE_DIR": str(self.root)}
+
+    def cli(
+        self, *arguments: str, stdin: str = "", timeout: float = 60
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `pitstop-node` as a person would."""
+        return subprocess.run(
+            [*NODE_COMMAND, *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            env=self.env(),
+            timeout=timeout,
+            check=False,
+        )
+
+    def launch(
+        self,
+        *command: str,
+        workload: str = WORKLOAD,
+        options: Sequence[str] = (),
+        **popen: Any,
+    ) -> Launched:
+        """Start the launcher; returns at once. Ask for `report` to wait for the start."""
+        reader, writer = os.pipe()
+        errors = self.root / f"launcher-{len(self._launched)}.err"
+        with errors.open("wb") as stderr:
+            process = subprocess.Popen(
+                [
+                    *(*NODE_COMMAND, "launch", "--workload", workload),
+                    *("--report-fd", str(writer), *options, "--", *command),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                pass_fds=(writer, *popen.pop("pass_fds", ())),
+                env=popen.pop("env", self.env()),
+                **popen,
+            )
+        os.close(writer)
+        launched = Launched(process, reader, errors, self.files(workload))
+        self._launched.append(launched)
+        return launched
+
+    def serve(self, *options: str, **launch: Any) -> Launched:
+        """Launch the counting server and wait until it answers."""
+        launched = self.launch(sys.executable, str(SERVER), *options, **launch)
+        assert launched.report.get("running"), (launched.report, launched.said)
+        until(lambda: self.ask("/", quiet=True), "the server answers")
+        return launched
+
+    def ask(self, path: str, port: int = PORT, quiet: bool = False) -> dict[str, Any]:
+        """Ask the counting server; {} when it does not answer and that is expected."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as response:
+                found: dict[str, Any] = json.loads(response.read())
+                return found
+        except urllib.error.HTTPError as error:
+            with error:
+                return {"status": error.code}
+        except OSError:
+            if quiet:
+                return {}
+            raise
+
+    def count_to(self, number: int) -> int:
+        last = 0
+        for _ in range(number):
+            last = int(self.ask("/count")["count"])
+        return last
+
+    def copies(self) -> int:
+        """How many copies of the counting server live: counted, not believed."""
+        own = {process.pid for process in processes.tree(os.getpid())}
+        return len(own & set(copies_of(str(SERVER))))
+
+    def rpc(self, call: str, **arguments: Any) -> dict[str, Any]:
+        """Ask the engine what a controller asks it; in this process, by the same code."""
+        reply = answer({"call": call, "state_dir": str(self.root), "arguments": arguments})
+        if "error" in reply:
+            raise EngineError(reply["error"])
+        result: dict[str, Any] = reply["result"]
+        return result
+
+    def start(self, identifier: str, kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Start an operation and return at once."""
+        done = self.cli("op", "start", identifier, kind, stdin=json.dumps(arguments))
+        if not done.stdout:
+            raise AssertionError(done.stderr)
+        status: dict[str, Any] = json.loads(done.stdout)
+        return status
+
+    def wait(self, identifier: str, seconds: float = 60) -> dict[str, Any]:
+        status = self.rpc("op.wait", id=identifier, seconds=seconds)
+        assert status["state"] != "running", self.op_log(identifier)
+        return status
+
+    def op(self, identifier: str, kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Run an operation to its end and return its status."""
+        self.start(identifier, kind, arguments)
+        return self.wait(identifier)
+
+    def op_log(self, identifier: str) -> str:
+        return (self.state.operations() / identifier / "log").read_text(errors="replace")
+
+    def runner(self, identifier: str) -> int:
+        """The PID of an operation's runner."""
+        path = self.state.operations() / identifier / "runner.json"
+        until(path.exists, "the runner is recorded")
+        return int(json.loads(path.read_text())["pid"])
+
+    def order(self, checkpoint: str = "ck1", **changes: Any) -> dict[str, Any]:
+        """The arguments of a checkpoint operation."""
+        return {
+            "workload": WORKLOAD,
+            "checkpoint": checkpoint,
+            "run": "run1",
+            "node": "here",
+            "shape": "single-gpu",
+            **changes,
+        }
+
+    def save(self, checkpoint: str = "ck1", **changes: Any) -> dict[str, Any]:
+        """Take a checkpoint that has to succeed, and return its summary."""
+        status = self.op(f"op-{checkpoint}", "checkpoint", self.order(checkpoint, **changes))
+        assert status["state"] == "done", (status["error"], self.op_log(f"op-{checkpoint}"))
+        result: dict[str, Any] = status["result"]
+        return result
+
+    def bring_up(self, *options: str, **changes: Any) -> dict[str, Any]:
+        """The arguments of a restore or cold-start operation of the counting server."""
+        return {
+            "workload": WORKLOAD,
+            "run": "run1",
+            "launch": {"command": [sys.executable, str(SERVER), *options], "cwd": "/"},
+            "ready": {
+                "http": {"url": f"http://127.0.0.1:{PORT}/"},
+                "deadline": 20.0,
+                "interval": 0.01,
+            },
+            "proof": None,
+            "checkpoint": None,
+            **changes,
+        }
+
+    def close(self) -> None:
+        """End everything below this process, and prove that it is gone."""
+        for launched in self._launched:
+            if launched._report is None:
+                os.close(launched.reader)
+        end_descendants()
+        for launched in self._launched:
+            launched.process.poll()
+
+
+def end_descendants() -> None:
+    """Kill all that this process or anything it started has started; reap it."""
+    deadline = time.monotonic() + 30
+    while True:
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        try:
+            living = processes.tree(os.getpid())[1:]
+        except WorkloadGone:  # pragma: no cover - this process runs
+            return
+        if not living:
+            return
+        assert time.monotonic() < deadline, f"still there: {living}"
+        for process in living:
+            if process.alive():
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+        processes.wait_gone(living, 5)
+
+
+def _own_network() -> int:
+    """Move this thread into a new network with its loopback up; return the way back."""
+    back = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    if _libc.unshare(_CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "unshare: a network of its own needs root")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack("16sh14x", b"lo", 0)
+        flags = struct.unpack("16sh14x", fcntl.ioctl(any_socket, _SIOCGIFFLAGS, request))[1]
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | _IFF_UP))
+    return back
+
+
+def require_engine() -> None:
+    """Skip on a laptop without root or CRIU; in CI that is a failure."""
+    from pitstop.model.errors import PermanentError
+    from pitstop.node import criu
+
+    try:
+        criu.program()
+        missing = "" if os.geteuid() == 0 else "not root"
+    except PermanentError as error:
+        missing = str(error)
+    if missing and os.environ.get("CI") == "true":
+        raise RuntimeError(missing)
+    if missing:
+        pytest.skip(missing)
+
+
+@pytest.fixture
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """An engine with an empty state directory, alone in its network."""
+    require_engine()
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    back = _own_network()
+    root = tmp_path_factory.mktemp("state")
+    root.chmod(0o700)
+    running = Engine(root)
+    try:
+        yield running
+    finally:
+        try:
+            running.close()
+        finally:
+            if _libc.setns(back, _CLONE_NEWNET) != 0:
+                raise OSError(ctypes.get_errno(), "setns back")
+            os.close(back)
+            _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
