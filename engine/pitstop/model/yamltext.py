@@ -15,6 +15,8 @@ MAX_CHARACTERS = 5_000_000
 MAX_NODES = 500_000
 MAX_DEPTH = 64
 
+_PLAIN = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
+
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -87,6 +89,8 @@ def _construct(root: yaml.Node, source: str, first_line: int) -> Any:
             raise BadInput(where, f"more than {MAX_NODES} values (aliases included)")
         if depth > MAX_DEPTH:
             raise BadInput(where, f"nested deeper than {MAX_DEPTH} levels")
+        if isinstance(node, yaml.CollectionNode) and node.tag not in _PLAIN:
+            raise BadInput(where, f"cannot be read: a tag that means nothing here: {node.tag}")
         if isinstance(node, yaml.MappingNode):
             result: dict[str, Any] = {}
             for key_node, value_node in node.value:
