@@ -74,7 +74,7 @@ def dump_command(
     checkpoint: Checkpoint,
     pid: int,
     options: Sequence[str],
-    hook: Path,
+    hook: Path | None,
     namespace_of: int | None,
 ) -> list[str]:
     """Return the command of a dump.
@@ -83,7 +83,8 @@ def dump_command(
         checkpoint: where to.
         pid: root of the tree, in the PID namespace CRIU runs in.
         options: from `shared_options`.
-        hook: the action script that holds CRIU until the images are verified.
+        hook: the action script that holds CRIU until the images are verified; None for a
+            bare dump, to measure against.
         namespace_of: enter the PID and mount namespaces of this process first. CRIU then
             sees the workload in its own namespaces and neither saves nor rebuilds them,
             with all the mounts of a node, which a restore elsewhere could not provide.
@@ -100,8 +101,7 @@ def dump_command(
         "--tree",
         str(pid),
         *_places(checkpoint),
-        "--action-script",
-        str(hook),
+        *(["--action-script", str(hook)] if hook is not None else []),
         # Files that are deleted but open, or only reachable through a name that is gone
         # (Python's semaphores in /dev/shm: criu#2980), are saved with the image …
         "--link-remap",
