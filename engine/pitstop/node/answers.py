@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -142,27 +144,38 @@ def in_flight(gauge: Mapping[str, Any]) -> float:
         value = json_field(text, str(gauge["json_field"]), url)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise PermanentError(url, f"{gauge['json_field']} is {value!r}, not a number")
-        return float(value)
+        return _count(value, str(gauge["json_field"]), url)
     return _metric(text, str(gauge["metric"]), url)
 
 
 def _metric(text: str, name: str, url: str) -> float:
     values = []
-    for line in text.splitlines():
-        head, _, rest = line.partition("{") if "{" in line else line.partition(" ")
-        if head.strip() != name:
+    ours = re.compile(re.escape(name) + r"(?=[\s{])")
+    for line in text.split("\n"):
+        start = ours.match(line)
+        if start is None:
             continue
-        number = rest.rpartition("}")[2].split()
+        series = _SERIES.match(line, start.end())
         try:
-            values.append(float(number[0]))
-        except (IndexError, ValueError):
+            value = float(series["value"] if series else "")
+        except ValueError:
             raise PermanentError(url, f"metric {name} has no number: {line[:200]!r}") from None
+        values.append(_count(value, f"metric {name}", url))
     if not values:
         raise PermanentError(url, f"there is no metric {name}")
-    total = sum(values)
-    if total != total or total < 0:
-        raise PermanentError(url, f"metric {name} is {total}")
-    return total
+    return sum(values)
+
+
+# What follows a metric's name: labels, whose values may hold any character, and the value.
+# A timestamp or an OpenMetrics exemplar may come after it.
+_SERIES = re.compile(r'\s*(?:\{(?:[^"{}]|"(?:[^"\\]|\\.)*")*\})?\s*(?P<value>\S+)')
+
+
+def _count(value: float, what: str, url: str) -> float:
+    """Return a number that can be a number of requests; NaN is not > 0, yet not idle."""
+    if not 0 <= value <= sys.float_info.max:
+        raise PermanentError(url, f"{what} is {value}")
+    return float(value)
 
 
 def wait_idle(gauge: Mapping[str, Any], deadline: float, interval: float) -> dict[str, float]:

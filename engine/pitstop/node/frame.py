@@ -18,7 +18,8 @@ def head(nonce: str, length: int) -> bytes:
 
 def wrap(nonce: str, message: dict[str, Any]) -> bytes:
     """Return a message with its frame."""
-    body = json.dumps(message, ensure_ascii=False).encode()
+    # A file name that is not UTF-8 is half a character in Python: it must not cost the answer.
+    body = json.dumps(message, ensure_ascii=False).encode(errors="replace")
     return head(nonce, len(body)) + body + b"\n"
 
 
@@ -33,9 +34,10 @@ def unwrap(nonce: str, output: bytes) -> dict[str, Any] | None:
     end = output.find(b">>\n", start)
     if end < 0 or not output[start:end].isdigit():
         return None
-    length = int(output[start:end])
-    body = output[end + 3 : end + 3 + length]
-    if len(body) != length:
+    try:
+        length = int(output[start:end])
+        body = output[end + 3 : end + 3 + length]
+        message = json.loads(body)
+    except ValueError:  # somebody else wrote into the middle of it
         return None
-    message = json.loads(body)
-    return message if isinstance(message, dict) else None
+    return message if len(body) == length and isinstance(message, dict) else None
