@@ -1,3 +1,3 @@
 from __future__ import annotations
 
-pytest_plugins = ["tests.rigs.lab", "tests.rigs.site"]
+pytest_plugins = ["tests.rigs.engine", "tests.rigs.lab", "tests.rigs.site"]

@@ -30,8 +30,10 @@ import pytest
 from pitstop.images.checkpoint import Checkpoint
 from pitstop.images.store import Store
 from pitstop.model.errors import WorkloadGone
+from pitstop.model.words import Connections
 from pitstop.node import processes, subject
 from pitstop.node.calls import answer
+from pitstop.node.checkpointer import Order, take
 from pitstop.node.paths import StateDir
 from pitstop.node.processes import Identity
 from pitstop.node.record import Record, WorkloadState
@@ -282,11 +284,10 @@ class Engine:
         }
 
     def save(self, checkpoint: str = "ck1", **changes: Any) -> dict[str, Any]:
-        """Take a checkpoint that has to succeed, and return its summary."""
-        status = self.op(f"op-{checkpoint}", "checkpoint", self.order(checkpoint, **changes))
-        assert status["state"] == "done", (status["error"], self.op_log(f"op-{checkpoint}"))
-        result: dict[str, Any] = status["result"]
-        return result
+        """Take a checkpoint and return its summary; in this process, which is faster."""
+        order = self.order(checkpoint, **changes)
+        order["connections"] = Connections(order.get("connections", "close"))
+        return take(self.state, Order(**order))
 
     def bring_up(self, *options: str, **changes: Any) -> dict[str, Any]:
         """The arguments of a restore or cold-start operation of the counting server."""

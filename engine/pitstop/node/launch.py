@@ -134,7 +134,9 @@ class _Launcher:
 
     def run(self) -> int:
         for number in nsinit.FORWARDED:
-            signal.signal(number, self._forward)
+            # What was ignored from the start (nohup, a script's background) stays ignored.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._forward)
         cause = ""
         if self.request.start != "cold":
             cause = self._try_restore()
@@ -277,7 +279,8 @@ def read_env_file(path: Path) -> dict[str, str]:
     """
     result: dict[str, str] = {}
     try:
-        lines = path.read_text().splitlines()
+        # Values are bytes to the kernel; those that are no text pass through unchanged.
+        lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError as error:
         raise PermanentError(str(path), f"cannot be read: {error.strerror}") from error
     for number, line in enumerate(lines, 1):

@@ -91,15 +91,15 @@ def start_cold(program: Program) -> int:
         try:
             _become(program)
         except OSError as error:
-            os.write(writer, json.dumps([error.errno, str(error)]).encode())
+            failed = [error.errno, error.strerror, error.filename]
+            os.write(writer, json.dumps(failed).encode())
         os._exit(127)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
         failure = pipe.read()
     if failure:
         os.waitpid(pid, 0)
-        number, text = json.loads(failure)
-        raise OSError(number, text)
+        raise OSError(*json.loads(failure))
     return pid
 
 
@@ -116,13 +116,17 @@ def _become(program: Program) -> None:
         if int(entry) > 2 and Path(f"/proc/self/fd/{entry}").is_symlink():
             os.set_inheritable(int(entry), False)
     os.chdir(program.cwd)
-    for number in FORWARDED:
+    # An interpreter ignores the last two for itself; the workload must not inherit that.
+    for number in (*FORWARDED, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     if program.deny_io_uring:
         kernel.deny_io_uring()
-    os.execvpe(program.command[0], list(program.command), dict(program.env))
+    try:
+        os.execvpe(program.command[0], list(program.command), dict(program.env))
+    except OSError as error:
+        error.filename = program.command[0]  # and not the last place of PATH that was tried
+        raise
 
 
 def _leave_low_pids_free() -> None:
