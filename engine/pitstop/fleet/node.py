@@ -23,6 +23,23 @@ from pitstop.model.errors import (
 from pitstop.model.site import Node
 from pitstop.node.frame import unwrap
 
+
+class Pending(BaseException):
+    """Work goes on on the node, and nobody has to hold a process for it (`DeferringNode`).
+
+    Not an `Exception`: nothing on its way may take it for a failure.
+
+    Attributes:
+        wait: plain data for `RemoteNode.poll`, which says when it is over.
+        seconds: after which waiting makes no more sense.
+    """
+
+    def __init__(self, wait: dict[str, Any], seconds: float) -> None:
+        super().__init__(wait, seconds)
+        self.wait = wait
+        self.seconds = seconds
+
+
 CALL_TIMEOUT = 180.0
 WAIT_SLICE = 20.0
 """Seconds a single wait is asked for: short, so that a dead connection is noticed."""
@@ -140,6 +157,24 @@ class RemoteNode:
             time.sleep(0.5)
         raise DeadlineExceeded(self.name, f"did not reboot in {deadline:g} s; last: {last}")
 
+    def poll(self, wait: Mapping[str, Any], seconds: float) -> bool:
+        """Ask, for up to so many seconds, whether what was pending is over.
+
+        Being without contact is no answer: False, and it is asked again.
+
+        Raises:
+            PitstopError: asking makes no sense, as with a wrong host key.
+        """
+        try:
+            if wait["for"] == "reboot":
+                found = str(self.ping(timeout=15)["boot_id"])
+                return _is_boot_id(found) and found != wait["boot_id"]
+            status = self.call("op.wait", seconds + 30, id=wait["id"], seconds=seconds)
+        except TemporaryError:
+            self.close()
+            return False
+        return bool(status["state"] != "running")
+
     def _persist(
         self, ask: Callable[[], dict[str, Any]], progress: Callable[[str], None]
     ) -> dict[str, Any]:
@@ -172,3 +207,53 @@ def _is_boot_id(text: str) -> bool:
         return str(uuid.UUID(text)) == text
     except ValueError:
         return False
+
+
+class DeferringNode(RemoteNode):
+    """A node whose long work is not waited for: it raises `Pending` instead.
+
+    Asked again for the same work, it attaches to it, and returns its result once it is over.
+    """
+
+    PATIENCE = 3.0
+    """Seconds that are waited all the same: giving up the process costs more than that."""
+
+    out_of_time = False
+    """Set when the deadline has passed: what is still under way is then a failure."""
+
+    def operate(
+        self,
+        identifier: str,
+        kind: str,
+        arguments: Mapping[str, Any],
+        deadline: float,
+        progress: Callable[[str], None] = lambda _text: None,
+    ) -> dict[str, Any]:
+        """Start an operation, or attach to it; see `RemoteNode.operate`.
+
+        Raises:
+            Pending: it is under way.
+        """
+        try:
+            return super().operate(
+                identifier, kind, arguments, min(deadline, self.PATIENCE), progress
+            )
+        except DeadlineExceeded as error:
+            if error.subject != identifier or self.out_of_time:
+                raise
+            raise Pending({"for": "operation", "id": identifier}, deadline) from None
+
+    def wait_reboot(
+        self, before: str, deadline: float, progress: Callable[[str], None] = lambda _text: None
+    ) -> str:
+        """Return the new boot id if it is there; see `RemoteNode.wait_reboot`.
+
+        Raises:
+            Pending: the node has not come back yet.
+        """
+        try:
+            return super().wait_reboot(before, min(deadline, self.PATIENCE), progress)
+        except DeadlineExceeded:
+            if self.out_of_time:
+                raise
+            raise Pending({"for": "reboot", "boot_id": before}, deadline) from None

@@ -28,7 +28,12 @@ class RunContext:
     """
 
     def __init__(
-        self, home: Path, run: str, actor: str | None = None, progress: Progress = lambda _t: None
+        self,
+        home: Path,
+        run: str,
+        actor: str | None = None,
+        progress: Progress = lambda _t: None,
+        node: type[RemoteNode] = RemoteNode,
     ) -> None:
         self.home = home
         self.run = run
@@ -36,7 +41,7 @@ class RunContext:
         self.progress = progress
         self.journal = Journal(home / "journal.db")
         self.plan: Plan = self.journal.plan(run)
-        self.node = RemoteNode(self.plan.node, self.plan.node_spec)
+        self.node = node(self.plan.node, self.plan.node_spec)
 
     def close(self) -> None:
         """Give connection and database back."""

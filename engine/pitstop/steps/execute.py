@@ -9,6 +9,7 @@ else                  -> the verb runs; on the node it attaches to work of the s
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 from pitstop.decide.attempts import is_final
@@ -35,8 +36,7 @@ def execute(ctx: RunContext, verb: Verb, subject: str) -> dict[str, Any]:
             raise PitstopError.from_json(found.failure)
         ctx.progress(f"{subject}: {verb.value.replace('_', ' ')}")
         attempt = found.attempt
-        ctx.journal.append(ctx.run, "step.started", ctx.actor, subject, verb.value, attempt)
-        begun = time.monotonic()
+        begun = _start(ctx, verb, subject, attempt)
         try:
             result = VERBS[verb](ctx, subject, attempt)
         except PitstopError as error:
@@ -53,7 +53,7 @@ def execute(ctx: RunContext, verb: Verb, subject: str) -> dict[str, Any]:
             subject,
             verb.value,
             attempt,
-            {"seconds": round(time.monotonic() - begun, 3), "result": result},
+            {"seconds": round((datetime.now(UTC) - begun).total_seconds(), 3), "result": result},
         )
         return result
 
@@ -82,6 +82,19 @@ def perform(ctx: RunContext, verb: Verb, subject: str) -> dict[str, Any]:
             delay = delays.pop(0)
             ctx.progress(f"{subject}: {verb.value} failed ({error.cause}); again in {delay:g} s")
             time.sleep(delay)
+
+
+def _start(ctx: RunContext, verb: Verb, subject: str, attempt: int) -> datetime:
+    """Record the start of an attempt, once, and return when it was."""
+    for event in ctx.events():
+        if event.kind == "step.started" and (event.verb, event.subject, event.attempt) == (
+            verb.value,
+            subject,
+            attempt,
+        ):
+            return datetime.fromisoformat(event.time)
+    event = ctx.journal.append(ctx.run, "step.started", ctx.actor, subject, verb.value, attempt)
+    return datetime.fromisoformat(event.time)
 
 
 def _failed(

@@ -1,0 +1,60 @@
+"""What is due next in a run: for front ends whose graph is fixed beforehand.
+
+The sequence is replayed over the journal: finished steps give their recorded result, steps
+that failed for good raise their recorded error, and the first step that is neither is the
+one that is due. So a task of a fixed graph can ask whether its step's turn has come, and a
+task that was started too early, twice or out of order finds that it has not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pitstop.decide.outcome import result_of
+from pitstop.model.errors import PitstopError
+from pitstop.model.result import RunResult
+from pitstop.model.words import Verb
+from pitstop.steps.context import RunContext
+from pitstop.steps.runs import drive
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """The step whose turn it is."""
+
+    verb: Verb
+    subject: str
+
+
+class _Reached(BaseException):
+    """Ends a replay. Not an `Exception`: the sequence must not take it for a failed step."""
+
+    def __init__(self, due: Due) -> None:
+        super().__init__(due)
+        self.due = due
+
+
+def next_step(ctx: RunContext) -> Due | RunResult:
+    """Return the step that is due, or the result of a run that has come to its end.
+
+    Decisions on the way are recorded, as they are when the sequence is driven.
+    """
+
+    events = ctx.events()
+    lifecycle = [e for e in events if e.kind in ("run.ended", "run.resumed")]
+    if lifecycle and lifecycle[-1].kind == "run.ended":
+        return result_of(ctx.plan, ctx.run, events)
+
+    def replay(verb: Verb, subject: str) -> dict[str, Any]:
+        found = ctx.standing(verb, subject)
+        if found.result is not None:
+            return found.result
+        if found.failure is not None:
+            raise PitstopError.from_json(found.failure)
+        raise _Reached(Due(verb, subject))
+
+    try:
+        return drive(ctx, replay)
+    except _Reached as reached:
+        return reached.due

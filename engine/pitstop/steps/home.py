@@ -1,0 +1,24 @@
+"""Where journal and reports lie."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def home_of(given: Path | None = None) -> Path:
+    """Return the directory of journal and reports, made if it is not there.
+
+    Args:
+        given: what was asked for; else `PITSTOP_HOME`, else the user's state directory.
+    """
+    path = (given or _default()).resolve()
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return path
+
+
+def _default() -> Path:
+    if os.environ.get("PITSTOP_HOME"):
+        return Path(os.environ["PITSTOP_HOME"])
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "pitstop"
