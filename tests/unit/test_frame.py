@@ -111,6 +111,7 @@ def test_the_last_of_several_answers_counts() -> None:
         head(NONCE, 4) + b"null\n",
         head(NONCE, 2) + b"{]\n",
         head(NONCE, 0) + b"\n",
+        head(NONCE, 9) + b"{}\n",
         head(NONCE, 4) + b'{"\xff\n',
         f"\n<<pitstop {NONCE} -2>>\n{{}}\n".encode(),
         f"\n<<pitstop {NONCE} 0x2>>\n{{}}\n".encode(),

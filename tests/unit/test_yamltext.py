@@ -49,6 +49,7 @@ def test_good() -> None:
     ("text", "line", "field"),
     [
         ("title: t\ntitel: x\n", 2, "titel"),
+        ("title: t\nwrong:\n  deep:\n  - 1\n", 2, "wrong"),
         ("title: t\nparts:\n- name: a\n  sise: 3\n", 4, "parts.0.sise"),
         ("title: t\nparts:\n- name: a\n-\n  name: b\n  colour: red\n", 6, "parts.1.colour"),
         ("title: t\nby_name:\n  x:\n    name: a\n  y:\n    name: b\n    n: 1\n", 7, "by_name.y.n"),
