@@ -7,10 +7,11 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from pitstop.cli.options import Home, Json, home_of
+from pitstop.cli.options import Home, Json
 from pitstop.cli.output import emit, errors, out, printable, progress
 from pitstop.cli.runs import front_end
 from pitstop.model.errors import BadInput
+from pitstop.steps.home import home_of
 
 
 def demo(

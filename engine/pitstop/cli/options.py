@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -20,12 +19,3 @@ Home = Annotated[
         help="Where journal and reports lie. Default: the user's state directory.",
     ),
 ]
-
-
-def home_of(given: Path | None) -> Path:
-    """Return the directory of journal and reports, made if it is not there."""
-    base = os.environ.get("XDG_STATE_HOME")
-    default = (Path(base) if base else Path.home() / ".local" / "state") / "pitstop"
-    path = (given or default).resolve()
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return path

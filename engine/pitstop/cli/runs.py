@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from pitstop.cli.options import Home, Json, SiteFile, home_of
+from pitstop.cli.options import Home, Json, SiteFile
 from pitstop.cli.output import emit, errors, out, printable, progress
 from pitstop.decide.outcome import result_of
 from pitstop.journal.chain import faults
@@ -20,7 +20,8 @@ from pitstop.model.plan import Plan
 from pitstop.model.result import RunResult
 from pitstop.report.change_record import render_plan_html, render_plan_markdown
 from pitstop.steps.files import plan_from_files
-from pitstop.steps.runs import create_run, drive, new_run_id, note, open_run, write_report
+from pitstop.steps.home import home_of
+from pitstop.steps.runs import create_run, drive, new_run_id, open_run, write_report
 
 MaintenanceFile = Annotated[Path, typer.Argument(help="The maintenance.yaml.")]
 RunId = Annotated[str, typer.Argument(help="The run's id.")]
@@ -74,12 +75,6 @@ def resume(run_id: RunId, home: Home = None, on: FrontEnd = "steps", json: Json 
     """Go on with a run that was cut off or waits for a person, from what is true on the node."""
     with errors(json):
         directory = home_of(home)
-        context = open_run(directory, run_id)
-        try:
-            if not any(e.kind == "run.ended" for e in context.events()):
-                note(context, recover=False)
-        finally:
-            context.close()
         _finish(directory, front_end(on)(directory, run_id), json)
 
 
