@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -123,7 +124,9 @@ class Restorer:
             path = Path(log.path)
             if path not in self._files.log_paths():
                 continue
-            with path.open("ab+") as file:
+            # Made if it was rotated away, with the mode that CRIU will ask for.
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "ab+") as file:
                 extra = file.tell() - log.length
                 if extra > 0:
                     file.seek(log.length)
