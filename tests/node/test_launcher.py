@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.rigs.engine import SERVER, Engine, copies_of, until
 
 from pitstop.node import processes
 from pitstop.node.locks import is_held
 from pitstop.node.record import Phase
+from tests.rigs.engine import SERVER, Engine, copies_of, until
 
 SHOW = "import json, os, sys; print(json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]))"
 
@@ -55,7 +55,7 @@ def test_signals_are_forwarded(engine: Engine) -> None:
 
 
 MOMENTS: dict[str, Callable[[Engine], bool]] = {
-    "at once": lambda engine: True,
+    "at once": lambda _engine: True,
     "lock taken": lambda engine: is_held(engine.files().lock_path),
     "starting": lambda engine: engine.record().phase is Phase.STARTING,
     "counted": lambda engine: engine.record().generation == 1,

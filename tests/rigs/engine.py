@@ -39,8 +39,10 @@ from pitstop.node.processes import Identity
 from pitstop.node.record import Record, WorkloadState
 
 SERVER = Path(__file__).with_name("counting_server.py")
+FAMILY = Path(__file__).with_name("family.py")
 WORKLOAD = "web"
 PORT = 8090
+FAMILY_PORT = 8091
 NODE_COMMAND = (sys.executable, "-m", "pitstop.node.main")
 
 _CLONE_NEWNET = 0x40000000
@@ -89,6 +91,32 @@ class EngineError(Exception):
         self.code = str(error["code"])
         self.cause = str(error["cause"])
         self.hint = str(error["hint"])
+
+
+class Client:
+    """One connection to the family workload."""
+
+    def __init__(self, timeout: float = 20) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", FAMILY_PORT), timeout=timeout)
+        self.lines = self.socket.makefile("rb")
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.lines.close()
+        self.socket.close()
+
+    def send(self, line: str) -> None:
+        self.socket.sendall(line.encode() + b"\n")
+
+    def receive(self) -> str:
+        """The next answer; empty when the connection was ended cleanly."""
+        return self.lines.readline().decode().strip()
+
+    def ask(self, line: str) -> str:
+        self.send(line)
+        return self.receive()
 
 
 @dataclass
@@ -191,7 +219,7 @@ class Engine:
             process = subprocess.Popen(
                 [
                     *(*NODE_COMMAND, "launch", "--workload", workload),
-                    *("--report-fd", str(writer), *options, "--", *command),
+                    *("--report-fd", str(writer), *options, *(("--", *command) if command else ())),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -210,6 +238,21 @@ class Engine:
         launched = self.launch(sys.executable, str(SERVER), *options, **launch)
         assert launched.report.get("running"), (launched.report, launched.said)
         until(lambda: self.ask("/", quiet=True), "the server answers")
+        return launched
+
+    def family(self, directory: Path, daemon: str = "leader", **launch: Any) -> Launched:
+        """Launch the family and wait until it listens."""
+        command = (sys.executable, str(FAMILY), str(FAMILY_PORT), str(directory), daemon)
+        launched = self.launch(*command, **launch)
+        assert launched.report.get("running"), (launched.report, launched.said)
+        until(lambda: "up" in self.output(launched.files.name), "the family listens")
+        return launched
+
+    def restore(self, checkpoint: str = "ck1", run: str = "run1", **launch: Any) -> Launched:
+        """Have the launcher restore a checkpoint; returns once it runs, or could not."""
+        options = ("--start", "restore", "--checkpoint", checkpoint, "--run", run)
+        launched = self.launch(options=options, **launch)
+        assert launched.report
         return launched
 
     def ask(self, path: str, port: int = PORT, quiet: bool = False) -> dict[str, Any]:

@@ -42,6 +42,7 @@ def scan(tree: Sequence[Identity], images: Path) -> list[Blocker]:
     """Look at every process of a tree, and at the room for its images."""
     found = [blocker for process in tree for blocker in _process(process.pid)]
     found += _session(tree)
+    found += _strays(tree)
     found += _room(tree, images)
     return found
 
@@ -92,6 +93,20 @@ def _session(tree: Sequence[Identity]) -> Iterator[Blocker]:
             f"it belongs to session {session}, whose leader is not part of the workload",
             "start it through pitstop-node launch or setsid",
         )
+
+
+def _strays(tree: Sequence[Identity]) -> Iterator[Blocker]:
+    """Yield processes that a dump of the root's tree would leave out, and so lose."""
+    members = {process.pid for process in tree}
+    for process in tree[1:]:
+        parent = processes.parent_of(process.pid)
+        if parent not in members and process.alive():
+            yield Blocker(
+                "a process that left the tree",
+                f"pid {process.pid}",
+                f"its parent is pid {parent}, not a process of the workload",
+                "end it, or cold-start; a daemon that is its session's leader stays in the tree",
+            )
 
 
 def _room(tree: Sequence[Identity], images: Path) -> Iterator[Blocker]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pitstop.images.checkpoint import State
 from pitstop.images.store import Store
-from pitstop.model.errors import BadInput, WorkloadGone
+from pitstop.model.errors import BadInput, Busy, WorkloadGone
 from pitstop.node import blockers, subject
 from pitstop.node.inventory import take_fingerprint
 from pitstop.node.paths import StateDir
@@ -42,7 +42,7 @@ def inspect_workload(state: StateDir, name: str, asked: Mapping[str, Any]) -> di
     }
     try:
         running = subject.find(files, asked.get("pid_file"))
-    except (WorkloadGone, BadInput) as error:
+    except (WorkloadGone, Busy, BadInput) as error:
         found["why_not"] = str(error)
         return found
     found["running"] = True

@@ -10,7 +10,7 @@ CLONE_NEWNS = 0x00020000
 CLONE_NEWPID = 0x20000000
 
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_SLAVE = 2, 4, 8, 0x4000, 1 << 19
-_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
+_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
 _SECCOMP_MODE_FILTER = 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -54,6 +54,11 @@ def mount_proc() -> None:
 def die_with_parent(signal_number: int) -> None:
     """Have the kernel send this process a signal when its parent ends."""
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0), "prctl PDEATHSIG")
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every process below that loses its own. Survives execve."""
+    _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl CHILD_SUBREAPER")
 
 
 def deny_io_uring() -> None:

@@ -120,6 +120,9 @@ def _become(program: Program) -> None:
     for number in (*FORWARDED, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    # Daemons stay below the root. Below pid 1 they would not belong to the tree that is
+    # saved, and would be lost with it.
+    kernel.adopt_orphans()
     if program.deny_io_uring:
         kernel.deny_io_uring()
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +60,12 @@ def identity(pid: int) -> Identity:
     return Identity(pid, found.start)
 
 
+def parent_of(pid: int) -> int:
+    """Return the parent's PID of a process, or 0 when it is gone."""
+    found = _stat(pid)
+    return found.parent if found else 0
+
+
 def session_of(pid: int) -> int:
     """Return the session id of a process, or 0 when it is gone."""
     found = _stat(pid)
@@ -89,20 +96,40 @@ def tree(root: int) -> list[Identity]:
 
 
 def read_pid_file(path: Path) -> int:
-    """Read a PID from a file.
+    """Read the PID of a running process from a file.
 
     Raises:
-        WorkloadGone: no such file.
+        WorkloadGone: no such file, or no such process, or another process by now.
         BadInput: its content is not a PID above 1 (a damaged file must never signal
             everything: apache/airflow#68644).
     """
     try:
         text = path.read_text(errors="replace").strip()
+        written = path.stat().st_mtime
     except FileNotFoundError:
         raise WorkloadGone(str(path), "the PID file is not there") from None
-    if not text.isascii() or not text.isdigit() or int(text) <= 1:
+    # Longer than any PID: int() would refuse a text of thousands of digits.
+    if not text.isascii() or not text.isdigit() or len(text) > 10 or int(text) <= 1:
         raise BadInput(str(path), f"{text[:40]!r} is not the PID of a workload")
-    return int(text)
+    process = identity(int(text))
+    # A file older than the process with its PID was left behind by another one.
+    if written < _started(process) - CLOCK_SLACK:
+        raise WorkloadGone(
+            str(path),
+            f"pid {process.pid} started after this file was written: it is another process",
+            "remove the file, or write it again if the clock was set since",
+        )
+    return process.pid
+
+
+CLOCK_SLACK = 2.0
+"""Seconds that a file's time may lie before the start of the process that wrote it: the
+kernel counts starts in ticks, and clocks are corrected."""
+
+
+def _started(process: Identity) -> float:
+    """Return the wall-clock time of a process's start."""
+    return time.time() - running_seconds() + process.start / os.sysconf("SC_CLK_TCK")
 
 
 def wait_gone(processes: list[Identity], deadline: float) -> list[Identity]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pitstop.model.errors import DeadlineExceeded, PermanentError, WorkloadGone
+from pitstop.model.errors import Busy, DeadlineExceeded, PermanentError, WorkloadGone
 from pitstop.node import processes, subject
 from pitstop.node.clock import now
 from pitstop.node.locks import held, wait_until_free
@@ -62,7 +62,7 @@ def end_launched(
             os.kill(found.root.pid, number)
             wait_until_free(files.lock_path, grace)
             return "signal"
-        except (DeadlineExceeded, ProcessLookupError, WorkloadGone) as left:
+        except (Busy, DeadlineExceeded, ProcessLookupError, WorkloadGone) as left:
             # What is left is killed below, and that is proven.
             print(f"pitstop: {files.name} did not end by its signal: {left}", flush=True)
     for pid in (record.init_pid, record.launcher_pid):

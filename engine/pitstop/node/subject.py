@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pitstop.model.errors import WorkloadGone
+from pitstop.model.errors import Busy, WorkloadGone
 from pitstop.node import processes
 from pitstop.node.processes import Identity
 from pitstop.node.record import Phase, WorkloadState
@@ -16,7 +16,8 @@ class Subject:
     """A running workload.
 
     Attributes:
-        tree: all its processes as the node sees them, root first.
+        tree: all its processes as the node sees them, root first. Under the launcher that is
+            everything below pid 1 of its namespace, whether it descends from the root or not.
         root_pid: the root's PID in the namespace it is dumped from.
         init_pid: pid 1 of its namespace; None when it does not run under the launcher.
     """
@@ -42,12 +43,13 @@ def find(files: WorkloadState, pid_file: str | None) -> Subject:
 
     Raises:
         WorkloadGone: it does not run here.
+        Busy: it is just being started.
         BadInput: its PID file holds no PID.
     """
     record = files.record()
     if files.running():
         if record.phase is not Phase.RUNNING:
-            raise WorkloadGone(files.name, f"its launcher is still {record.phase.value}")
+            raise Busy(files.name, f"its launcher is still {record.phase.value} it")
         return _launched(files, record.init_pid, record.root_pid)
     if pid_file is not None:
         root = processes.read_pid_file(Path(pid_file))
@@ -60,7 +62,8 @@ def _launched(files: WorkloadState, init_pid: int, root_pid: int) -> Subject:
     for process in everything[1:]:
         try:
             if processes.pid_inside(process.pid) == root_pid:
-                return Subject(tuple(processes.tree(process.pid)), root_pid, init_pid)
+                others = [other for other in everything[1:] if other != process]
+                return Subject((process, *others), root_pid, init_pid)
         except FileNotFoundError:
             continue  # this one ended while we looked
     raise WorkloadGone(files.name, f"no process {root_pid} in its namespace")
