@@ -43,7 +43,9 @@ def search_path() -> str:
 
 def sshd_config(node: NodeSpec) -> str:
     """A server that takes only the lab's key, and is otherwise like any other."""
-    environment = f'PATH="{search_path()}" PITSTOP_STATE_DIR="{node.path("state")}"'
+    # SHLVL: bash reads the user's .bashrc for commands from sshd, but not in a shell within a
+    # shell. What people put there is slow, and may wait for locks that a power cut left behind.
+    environment = f'PATH="{search_path()}" PITSTOP_STATE_DIR="{node.path("state")}" SHLVL=2'
     lines = [
         f"Port {SSH_PORT}",
         "AddressFamily inet",
