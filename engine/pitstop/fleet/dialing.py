@@ -11,6 +11,9 @@ from typing import Self
 from pitstop.model.errors import NodeUnreachable
 from pitstop.model.site import Ssh
 
+PROXY_GRACE = 2.0
+"""Seconds a proxy command has to end by itself once it was asked to."""
+
 
 class Line:
     """A connected socket, with the proxy process behind it where there is one."""
@@ -24,7 +27,11 @@ class Line:
         self.socket.close()
         if self._proxy is not None:
             self._proxy.terminate()
-            self._proxy.wait()
+            try:
+                self._proxy.wait(PROXY_GRACE)
+            except subprocess.TimeoutExpired:
+                self._proxy.kill()
+                self._proxy.wait()
 
     def __enter__(self) -> Self:
         return self

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import select
 import shlex
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import paramiko
+from cryptography.exceptions import UnsupportedAlgorithm
+from paramiko.pkey import UnknownKeyType
 
 from pitstop.fleet import hostkeys
 from pitstop.fleet.dialing import Line, dial
@@ -25,7 +29,16 @@ from pitstop.model.errors import (
 )
 from pitstop.model.site import Ssh
 
+# Without a handler of the application's own, its traces would go to a person's terminal.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
 _RSA = ("rsa-sha2-512", "rsa-sha2-256")
+
+_UNUSABLE_KEY = (
+    *(OSError, ValueError, TypeError),
+    *(paramiko.SSHException, UnknownKeyType, UnsupportedAlgorithm),
+)
+"""What reading a private key raises: TypeError is for one with a passphrase."""
 
 
 class SshTransport(Transport):
@@ -44,20 +57,23 @@ class SshTransport(Transport):
         argument is quoted for it. Data goes over stdin, never into the string.
         """
         channel = self._open()
+        assert self._connection is not None  # noqa: S101  # the channel is one of it
         end = time.monotonic() + timeout
+        # Whatever is waited for below, also by paramiko and without a limit of its own, ends
+        # with the connection.
+        watchdog = threading.Timer(timeout, self._connection.close)
+        watchdog.daemon = True
+        watchdog.start()
         try:
-            channel.settimeout(timeout)
             channel.exec_command(shlex.join(argv))
-            channel.sendall(stdin)
-            channel.shutdown_write()
-            return self._collect(channel, end)
-        except TimeoutError as error:
-            self.close()
-            raise DeadlineExceeded(self._name, f"no answer after {timeout:g} s") from error
+            return _exchange(channel, stdin)
         except (paramiko.SSHException, OSError, EOFError) as error:
             self.close()
+            if time.monotonic() >= end:
+                raise DeadlineExceeded(self._name, f"no answer after {timeout:g} s") from error
             raise ConnectionLost(self._name, f"the connection was lost: {error}") from error
         finally:
+            watchdog.cancel()
             channel.close()
 
     def close(self) -> None:
@@ -126,14 +142,15 @@ class SshTransport(Transport):
         return hostkeys.from_known_hosts(text, self._ssh.address, self._ssh.port, str(path))
 
     def _prefer_known_types(self, connection: paramiko.Transport, keys: HostKeys) -> None:
-        """Ask for a key type that is known, or a host with several keys shows another."""
+        """Ask for a known key's type first, or a host with several keys shows another.
+
+        The other types stay: a host that has lost its old key is refused with both named.
+        """
         known = {kind for kind, _ in keys.trusted}
         if "ssh-rsa" in known:
             known |= set(_RSA)
         options = connection.get_security_options()
-        wanted = [kind for kind in options.key_types if kind in known]
-        if wanted:
-            options.key_types = tuple(wanted)
+        options.key_types = tuple(sorted(options.key_types, key=lambda kind: kind not in known))
 
     def _authenticate(self, connection: paramiko.Transport) -> None:
         refused = "no key was offered"
@@ -155,39 +172,66 @@ class SshTransport(Transport):
             path = Path(self._ssh.identity_file).expanduser()
             try:
                 return [paramiko.PKey.from_path(path)]
-            except (OSError, paramiko.SSHException, ValueError) as error:
+            except _UNUSABLE_KEY as error:
                 raise PermanentError(str(path), f"not a usable private key: {error}") from error
         keys: list[paramiko.PKey] = list(paramiko.Agent().get_keys())
         for name in ("id_ed25519", "id_ecdsa", "id_rsa"):
             path = Path("~/.ssh").expanduser() / name
-            with contextlib.suppress(OSError, paramiko.SSHException, ValueError):
+            with contextlib.suppress(*_UNUSABLE_KEY):
                 keys.append(paramiko.PKey.from_path(path))
         return keys
 
-    def _collect(self, channel: paramiko.Channel, end: float) -> Completed:
-        """Drain both streams together: either alone would block a writer of the other."""
-        out, err = bytearray(), bytearray()
-        while True:
-            # Asked before the streams are drained, so that nothing sent before is missed.
-            over = channel.exit_status_ready() or channel.closed
-            while channel.recv_ready():
-                _keep(out, channel.recv(1 << 16))
-            while channel.recv_stderr_ready():
-                _keep(err, channel.recv_stderr(1 << 16))
-            if over and channel.eof_received:
-                break
-            left = end - time.monotonic()
-            if left <= 0:
-                raise TimeoutError
-            if not channel.closed:
-                select.select([channel], [], [], min(left, 1.0))
-            elif over:
-                break
-        # -1: the connection closed without a status. Unknown, neither success nor failure.
-        status = channel.recv_exit_status() if channel.exit_status_ready() else -1
-        if status == -1:
-            raise EOFError("the command's end is unknown")
-        return Completed(status, bytes(out), bytes(err))
+
+def _exchange(channel: paramiko.Channel, stdin: bytes) -> Completed:
+    """Feed and drain all streams together: any one alone could block the others."""
+    out, err = bytearray(), bytearray()
+    feed = _Feed(channel, stdin)
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    over = False
+    while not over:
+        feed.send()
+        # Asked before the streams are drained, so that nothing sent before is missed.
+        over = channel.closed or bool(channel.exit_status_ready() and channel.eof_received)
+        while channel.recv_ready():
+            _keep(out, channel.recv(1 << 16))
+        while channel.recv_stderr_ready():
+            _keep(err, channel.recv_stderr(1 << 16))
+        # Nothing tells when there is room for more input.
+        seconds = 1.0 if feed.done else 0.02
+        if channel.eof_received:
+            channel.status_event.wait(seconds)  # both streams have ended, the program not yet
+        else:
+            poll.poll(seconds * 1000)
+    status = channel.recv_exit_status() if channel.exit_status_ready() else -1
+    if status == -1:
+        # It closed without a status. Unknown, neither success nor failure.
+        raise EOFError("the command's end is unknown")
+    return Completed(status, bytes(out), bytes(err))
+
+
+class _Feed:
+    """A command's input, sent as the other side has room for it."""
+
+    def __init__(self, channel: paramiko.Channel, data: bytes) -> None:
+        self._channel = channel
+        self._left = data
+        self.done = False
+
+    def send(self) -> None:
+        """Send what there is room for; after the last byte, say that it was the last."""
+        if self.done:
+            return
+        try:
+            while self._left and self._channel.send_ready():
+                sent = self._channel.send(self._left)
+                self._left = self._left[sent:]
+            if not self._left:
+                self._channel.shutdown_write()
+        except OSError:
+            # It ended without reading all of it, as it may: its status says the rest.
+            self._left = b""
+        self.done = not self._left
 
 
 def _keep(buffer: bytearray, part: bytes) -> None:
