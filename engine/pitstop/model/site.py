@@ -78,7 +78,8 @@ DEFAULT_RETRIES: dict[Verb, Retry] = {
     Verb.MAINTAIN: Retry(count=1),
     Verb.VALIDATE: Retry(count=2),
     Verb.GATE: Retry(count=2),
-    Verb.RESTORE: Retry(count=1),
+    # A port may stay taken for a while after its last connection.
+    Verb.RESTORE: Retry(count=3),
     Verb.COLD_START: Retry(count=2),
     Verb.RETURN_TO_SERVICE: Retry(count=3),
     Verb.QUARANTINE: Retry(count=3),

@@ -164,13 +164,14 @@ def _cpuinfo(verb: str, checkpoint: Checkpoint) -> None:
 
 
 def errors(checkpoint: Checkpoint) -> list[str]:
-    """Return the error lines of CRIU's log, without those that are known to mean nothing."""
+    """Return the error lines of CRIU's log but for those known to mean nothing, or its end."""
     try:
         text = (checkpoint.work / _LOG).read_text(errors="replace")
     except FileNotFoundError:
         return ["CRIU wrote no log"]
     found = re.findall(r"Error \([^)]*\): (.*)", text)
-    return [line.strip() for line in found if not _HARMLESS.search(line)][:20]
+    named = [line.strip() for line in found if not _HARMLESS.search(line)][:20]
+    return named or [f"CRIU names no error; its log ends: {line}" for line in text.splitlines()[-1:]]
 
 
 # Logged on every run where root lacks CAP_SYS_RESOURCE, without any effect.

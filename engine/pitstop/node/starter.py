@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pitstop.decide.gate import compare
+from pitstop.images.signing import Keys
 from pitstop.images.store import Store
 from pitstop.model.errors import Busy, NotReady, PitstopError, Refused, RestoreFailed
 from pitstop.model.fingerprint import Fingerprint
@@ -91,9 +92,12 @@ class _Starter:
 
         Raises:
             Refused: something differs now.
+            InvalidCheckpoint: the manifest is not what was signed.
         """
         store = Store(self.state.images(self.files.name))
-        manifest = store.get(str(self.arguments["checkpoint"])).manifest()
+        checkpoint = store.get(str(self.arguments["checkpoint"]))
+        # Verified first: the manifest says which commands to run to read the versions.
+        manifest = checkpoint.verify_signature(Keys(self.state.keys()))
         verdict = compare(
             Fingerprint.from_json(manifest.fingerprint),
             take_fingerprint(manifest.probes),

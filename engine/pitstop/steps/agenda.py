@@ -16,7 +16,7 @@ from pitstop.model.errors import PitstopError
 from pitstop.model.result import RunResult
 from pitstop.model.words import Verb
 from pitstop.steps.context import RunContext
-from pitstop.steps.runs import drive
+from pitstop.steps.runs import ended_as, go_through, write_report
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,7 @@ def next_step(ctx: RunContext) -> Due | RunResult:
     """
 
     events = ctx.events()
-    lifecycle = [e for e in events if e.kind in ("run.ended", "run.resumed")]
-    if lifecycle and lifecycle[-1].kind == "run.ended":
+    if ended_as(events):
         return result_of(ctx.plan, ctx.run, events)
 
     def replay(verb: Verb, subject: str) -> dict[str, Any]:
@@ -55,6 +54,8 @@ def next_step(ctx: RunContext) -> Due | RunResult:
         raise _Reached(Due(verb, subject))
 
     try:
-        return drive(ctx, replay)
+        result = go_through(ctx, replay)
     except _Reached as reached:
         return reached.due
+    write_report(ctx)
+    return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -11,8 +12,10 @@ from pitstop.decide.outcome import result_of
 from pitstop.journal.chain import faults
 from pitstop.journal.store import Journal
 from pitstop.model.errors import BadInput, Refused
+from pitstop.model.event import Event
 from pitstop.model.plan import Plan
 from pitstop.model.result import RunResult
+from pitstop.node.locks import held
 from pitstop.report.change_record import render_report_html, report_json
 from pitstop.steps.context import Progress, RunContext, default_actor
 from pitstop.steps.execute import perform
@@ -72,26 +75,42 @@ def drive(ctx: RunContext, perform_step: Perform | None = None) -> RunResult:
     is recovered.
 
     Raises:
+        Busy: another living process drives it.
         Refused: it has ended for good.
     """
-    sequence = Sequence(ctx, perform_step or partial(perform, ctx))
-    events = ctx.events()
-    ended = next((e for e in reversed(events) if e.kind in ("run.ended", "run.resumed")), None)
-    if ended is not None and ended.kind == "run.ended":
-        if ended.data["state"] != "partial":
-            raise Refused(ctx.run, f"it has ended: {ended.data['state']}")
-        note(ctx, recover=True)
-        result = sequence.recover()
-    elif ended is not None and ended.data.get("recover"):
-        result = sequence.recover()
-    else:
-        result = sequence.run()
-    write_report(ctx)
-    return result
+    # One driver at a time: a second one would take the first one's busy steps for failed.
+    with held(ctx.directory / "driver.lock", ctx.run, "another driver of this run"):
+        events = ctx.events()
+        state = ended_as(events)
+        if state not in ("", "partial"):
+            raise Refused(ctx.run, f"it has ended: {state}")
+        if state == "partial" or any(e.kind == "step.started" for e in events):
+            _taken_up_again(ctx, recover=state == "partial")
+        result = go_through(ctx, perform_step or partial(perform, ctx))
+        write_report(ctx)
+        return result
 
 
-def note(ctx: RunContext, recover: bool) -> None:
-    """Record that a run is taken up again."""
+def go_through(ctx: RunContext, perform_step: Perform) -> RunResult:
+    """Go through the sequence that the run is in: the whole, or its recovery."""
+    sequence = Sequence(ctx, perform_step)
+    if any(e.kind == "run.resumed" and e.data.get("recover") for e in ctx.events()):
+        return sequence.recover()
+    return sequence.run()
+
+
+def ended_as(events: Iterable[Event]) -> str:
+    """Return the state in which a run has ended, or an empty text while it has not."""
+    state = ""
+    for event in events:
+        if event.kind == "run.ended":
+            state = str(event.data["state"])
+        elif event.kind == "run.resumed":
+            state = ""
+    return state
+
+
+def _taken_up_again(ctx: RunContext, recover: bool) -> None:
     ctx.journal.append(ctx.run, "run.resumed", ctx.actor, ctx.plan.node, data={"recover": recover})
 
 
