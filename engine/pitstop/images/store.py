@@ -7,7 +7,10 @@ from pathlib import Path
 
 from pitstop.images.checkpoint import Checkpoint, State
 from pitstop.images.durable import make_directory, sync_directory
-from pitstop.model.errors import InvalidCheckpoint
+from pitstop.model.base import is_name
+from pitstop.model.errors import BadInput, InvalidCheckpoint, Refused
+
+_WORTHLESS = (State.UNFINISHED, State.ABORTED)
 
 
 class Store:
@@ -16,11 +19,34 @@ class Store:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
+    def check_new(self, identifier: str) -> None:
+        """Say whether a new checkpoint may have this name.
+
+        Raises:
+            BadInput: it is no name.
+            Refused: a checkpoint has it that is, or was, of use.
+        """
+        if not is_name(identifier):
+            raise BadInput(repr(identifier), "not the name of a checkpoint")
+        existing = Checkpoint(self.directory / identifier)
+        if existing.path.exists() and existing.state() not in _WORTHLESS:
+            raise Refused(
+                identifier,
+                f"a checkpoint of that name is there: it is {existing.state().value}",
+                "choose another name",
+            )
+
     def begin(self, identifier: str) -> Checkpoint:
-        """Make a place for a new checkpoint; leftovers of an earlier try are removed."""
+        """Make a place for a new checkpoint; leftovers of an earlier try are removed.
+
+        Raises:
+            BadInput, Refused: see `check_new`.
+        """
+        self.check_new(identifier)
         draft = Checkpoint(self.directory / f".{identifier}")
-        if draft.path.exists():
-            shutil.rmtree(draft.path)
+        for leftover in (draft.path, self.directory / identifier):
+            if leftover.exists():
+                shutil.rmtree(leftover)
         for directory in (draft.images, draft.work, draft.marks):
             make_directory(directory)
         return draft
@@ -40,7 +66,7 @@ class Store:
             InvalidCheckpoint: there is none of that name.
         """
         found = Checkpoint(self.directory / identifier)
-        if identifier.startswith(".") or not found.path.is_dir():
+        if not is_name(identifier) or not found.path.is_dir():
             raise InvalidCheckpoint(identifier, "there is no such checkpoint on this node")
         return found
 

@@ -18,8 +18,13 @@ class Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
+def is_name(value: str) -> bool:
+    """Whether a text is a name: see `Name`."""
+    return _NAME.match(value) is not None
+
+
 def _name(value: str) -> str:
-    if not _NAME.match(value):
+    if not is_name(value):
         raise ValueError(
             "a name is up to 63 of letters, digits, '.', '_', '-', the first a letter or digit"
         )

@@ -74,7 +74,12 @@ def _release(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
 def _settle(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
     from pitstop.node.checkpointer import settle
 
-    return settle(state, str(arguments["workload"]), str(arguments["checkpoint"]))
+    return settle(
+        state,
+        str(arguments["workload"]),
+        str(arguments["checkpoint"]),
+        arguments.get("pid_file"),
+    )
 
 
 def _quarantine(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:

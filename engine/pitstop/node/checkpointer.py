@@ -16,6 +16,7 @@ from pitstop.model.errors import (
     EndedInDump,
     PermanentError,
     PitstopError,
+    WorkloadGone,
 )
 from pitstop.model.manifest import LogLength, Manifest
 from pitstop.model.words import Connections
@@ -25,7 +26,7 @@ from pitstop.node.inventory import take_fingerprint
 from pitstop.node.locks import Lock, held, wait_until_free
 from pitstop.node.paths import StateDir, boot_id
 from pitstop.node.record import WorkloadState
-from pitstop.node.settle import settle_checkpoints
+from pitstop.node.settle import disprove_checkpoints, settle_checkpoints
 from pitstop.node.subject import Subject
 from pitstop.node.vote import Ballot, hook_program
 
@@ -64,8 +65,8 @@ def take(state: StateDir, order: Order) -> dict[str, Any]:
         WorkloadGone: it did not run to begin with.
     """
     files = WorkloadState(state, order.workload)
-    with held(files.operation_lock, order.workload, "another operation on this workload"):
-        return _Checkpointer(state, files, order).run()
+    with held(files.operation_lock, order.workload, "another operation on this workload") as lock:
+        return _Checkpointer(state, files, order, lock).run()
 
 
 def summary(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -85,7 +86,9 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def settle(state: StateDir, workload: str, checkpoint: str) -> dict[str, Any]:
+def settle(
+    state: StateDir, workload: str, checkpoint: str, pid_file: str | None = None
+) -> dict[str, Any]:
     """Say what became of a workload and a checkpoint after a cut-off dump.
 
     Returns:
@@ -94,9 +97,12 @@ def settle(state: StateDir, workload: str, checkpoint: str) -> dict[str, Any]:
     """
     files = WorkloadState(state, workload)
     lock = Lock(files.lock_path)
-    running = not lock.try_acquire()
+    launched = not lock.try_acquire()
+    running = launched or _runs_by_pid_file(files, pid_file)
     try:
-        if not running:
+        if running:
+            disprove_checkpoints(files, state)
+        else:
             settle_checkpoints(files, state)
         found = Store(state.images(workload)).newest(State.SEALED)
         usable = found is not None and found.id == checkpoint and not running
@@ -109,18 +115,29 @@ def settle(state: StateDir, workload: str, checkpoint: str) -> dict[str, Any]:
         lock.release()
 
 
+def _runs_by_pid_file(files: WorkloadState, pid_file: str | None) -> bool:
+    try:
+        subject.find_by_pid_file(files, pid_file)
+    except WorkloadGone:
+        return False
+    return True
+
+
 class _Checkpointer:
-    def __init__(self, state: StateDir, files: WorkloadState, order: Order) -> None:
+    def __init__(self, state: StateDir, files: WorkloadState, order: Order, lock: Lock) -> None:
         self.state = state
         self.files = files
         self.order = order
+        self.lock = lock
         self.store = Store(state.images(order.workload))
         self.keys = Keys(state.keys())
         self.proof: str | None = None
         self.taken: Checkpoint | None = None
 
     def run(self) -> dict[str, Any]:
+        self.store.check_new(self.order.checkpoint)
         subject_ = subject.find(self.files, self.order.pid_file)
+        disprove_checkpoints(self.files, self.state)
         found = blockers.scan(subject_.tree, self.store.directory)
         if found:
             raise CheckpointFailed(
@@ -186,12 +203,24 @@ class _Checkpointer:
             draft.write(manifest, self.keys)
             draft.verify_signature(self.keys)
             self.taken = self.store.finish(draft)
-            self.taken.mark(Mark.INTENT, {"time": now(), "run": self.order.run})
+            self.taken.mark(
+                Mark.INTENT,
+                {
+                    "time": now(),
+                    "run": self.order.run,
+                    "boot_id": boot_id(),
+                    "root": {"pid": subject_.root.pid, "start": subject_.root.start},
+                },
+            )
             return True
 
         ballot = Ballot(draft)
         try:
-            status = ballot.run(command, "post-dump", commit, self.order.deadline)
+            # CRIU holds this operation's lock too: when we are killed, nobody else begins
+            # before CRIU and its script have ended.
+            assert self.lock.descriptor is not None  # noqa: S101  # held by the caller
+            keep = (self.lock.descriptor,)
+            status = ballot.run(command, "post-dump", commit, self.order.deadline, keep)
         except TimeoutError as error:
             raise CheckpointFailed(self.order.workload, str(error)) from error
         finally:

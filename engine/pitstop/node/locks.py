@@ -100,7 +100,7 @@ def wait_until_free(path: Path, deadline: float) -> None:
 
 
 @contextlib.contextmanager
-def held(path: Path, subject: str, what: str) -> Iterator[None]:
+def held(path: Path, subject: str, what: str) -> Iterator[Lock]:
     """Hold a lock for the time of a block.
 
     Raises:
@@ -110,7 +110,7 @@ def held(path: Path, subject: str, what: str) -> Iterator[None]:
     if not lock.try_acquire():
         raise Busy(subject, f"{what} is under way", "wait for it, or cancel it")
     try:
-        yield
+        yield lock
     finally:
         lock.release()
 

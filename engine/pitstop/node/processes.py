@@ -31,6 +31,7 @@ class Identity:
 class _Stat:
     state: str
     parent: int
+    group: int
     session: int
     start: int
 
@@ -42,7 +43,7 @@ def _stat(pid: int) -> _Stat | None:
         return None
     # The name, in brackets, may hold spaces and brackets itself.
     fields = text[text.rindex(")") + 2 :].split()
-    return _Stat(fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
+    return _Stat(fields[0], int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
 
 
 def identity(pid: int) -> Identity:
@@ -79,20 +80,27 @@ def tree(root: int) -> list[Identity]:
         WorkloadGone: the root does not run.
     """
     first = identity(root)
+    stats = _living()
     children: dict[int, list[int]] = {}
-    stats: dict[int, _Stat] = {}
-    for entry in PROC.iterdir():
-        if entry.name.isdigit():
-            found = _stat(int(entry.name))
-            if found is not None and found.state not in "ZX":
-                stats[int(entry.name)] = found
-                children.setdefault(found.parent, []).append(int(entry.name))
+    for pid, found in stats.items():
+        children.setdefault(found.parent, []).append(pid)
     result, pending = [first], list(children.get(root, ()))
     while pending:
         pid = pending.pop(0)
         result.append(Identity(pid, stats[pid].start))
         pending.extend(children.get(pid, ()))
     return result
+
+
+def group(leader: int) -> list[Identity]:
+    """Return the running members of a process group."""
+    return [Identity(pid, found.start) for pid, found in _living().items() if found.group == leader]
+
+
+def _living() -> dict[int, _Stat]:
+    """Return what runs, by PID. A zombie does not run."""
+    stats = {int(e.name): _stat(int(e.name)) for e in PROC.iterdir() if e.name.isdigit()}
+    return {pid: s for pid, s in stats.items() if s is not None and s.state not in "ZX"}
 
 
 def read_pid_file(path: Path) -> int:
@@ -130,6 +138,17 @@ kernel counts starts in ticks, and clocks are corrected."""
 def _started(process: Identity) -> float:
     """Return the wall-clock time of a process's start."""
     return time.time() - running_seconds() + process.start / os.sysconf("SC_CLK_TCK")
+
+
+def has_open(pid: int, path: Path) -> bool:
+    """Whether a process has this very file open: a proof of whose process it is."""
+    try:
+        return any(
+            os.readlink(f"/proc/{pid}/fd/{descriptor}") == str(path)
+            for descriptor in os.listdir(f"/proc/{pid}/fd")
+        )
+    except (FileNotFoundError, ProcessLookupError):
+        return False  # gone already
 
 
 def wait_gone(processes: list[Identity], deadline: float) -> list[Identity]:

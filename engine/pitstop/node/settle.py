@@ -6,7 +6,8 @@ from pitstop.images.checkpoint import Checkpoint, Mark, State
 from pitstop.images.store import Store
 from pitstop.model.errors import InvalidCheckpoint
 from pitstop.node.clock import now
-from pitstop.node.paths import StateDir
+from pitstop.node.paths import StateDir, boot_id
+from pitstop.node.processes import Identity
 from pitstop.node.record import WorkloadState
 
 
@@ -36,7 +37,26 @@ def settle_checkpoints(files: WorkloadState, state: StateDir) -> bool:
     """
     states = []
     for checkpoint in checkpoints_of_this_start(files, state):
-        if checkpoint.state() is State.INTENDED:
+        if checkpoint.state() is State.INTENDED and not _original_runs(checkpoint):
             checkpoint.mark(Mark.SEALED, {"time": now()})
         states.append(checkpoint.state())
     return State.SEALED in states
+
+
+def disprove_checkpoints(files: WorkloadState, state: StateDir) -> None:
+    """Mark checkpoints as worthless that were meant to end an original which still runs.
+
+    Only to be called by a process that knows that the original runs.
+    """
+    for checkpoint in checkpoints_of_this_start(files, state):
+        if checkpoint.state() is State.INTENDED:
+            checkpoint.mark(Mark.ABORTED, {"time": now(), "cause": "the original ran on"})
+
+
+def _original_runs(checkpoint: Checkpoint) -> bool:
+    """Whether the process that was saved still runs: one without launcher holds no lock."""
+    intent = checkpoint.marked(Mark.INTENT) or {}
+    root = intent.get("root")
+    if root is None or intent.get("boot_id") != boot_id():
+        return False
+    return Identity(int(root["pid"]), int(root["start"])).alive()

@@ -51,10 +51,20 @@ def find(files: WorkloadState, pid_file: str | None) -> Subject:
         if record.phase is not Phase.RUNNING:
             raise Busy(files.name, f"its launcher is still {record.phase.value} it")
         return _launched(files, record.init_pid, record.root_pid)
-    if pid_file is not None:
-        root = processes.read_pid_file(Path(pid_file))
-        return Subject(tuple(processes.tree(root)), root, None)
-    raise WorkloadGone(files.name, "it does not run under the launcher, and has no PID file")
+    return find_by_pid_file(files, pid_file)
+
+
+def find_by_pid_file(files: WorkloadState, pid_file: str | None) -> Subject:
+    """Find the processes of a workload that does not run under the launcher.
+
+    Raises:
+        WorkloadGone: it does not run here.
+        BadInput: its PID file holds no PID.
+    """
+    if pid_file is None:
+        raise WorkloadGone(files.name, "it does not run under the launcher, and has no PID file")
+    root = processes.read_pid_file(Path(pid_file))
+    return Subject(tuple(processes.tree(root)), root, None)
 
 
 def _launched(files: WorkloadState, init_pid: int, root_pid: int) -> Subject:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pitstop.images.checkpoint import Checkpoint
 from pitstop.images.durable import write_atomic
-from pitstop.node import hook
+from pitstop.model.errors import PermanentError
+from pitstop.node import hook, processes
 from pitstop.node.paths import StateDir
+
+END_DEADLINE = 60.0
+"""Seconds for a killed CRIU to be gone."""
 
 
 def hook_program(state: StateDir) -> Path:
@@ -44,29 +50,40 @@ class Ballot:
             os.close(directory)
         self._socket.listen(1)
 
-    def run(self, argv: list[str], stage: str, decide: Callable[[], bool], deadline: float) -> int:
+    def run(
+        self,
+        argv: list[str],
+        stage: str,
+        decide: Callable[[], bool],
+        deadline: float,
+        keep: Sequence[int] = (),
+    ) -> int:
         """Run CRIU to its end and return its exit status.
 
         `decide` is called when the script asks at `stage`; an exception in it means no and
         is raised again after CRIU has ended. When CRIU takes longer than `deadline` seconds
-        it is ended, which lets a frozen workload run on.
+        it is ended, which lets a frozen workload run on. `keep` are descriptors it inherits.
 
         Raises:
             TimeoutError: CRIU was ended.
         """
         with subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=tuple(keep),
+            process_group=0,  # its own, so that all of it can be found
         ) as process:
             try:
                 failure = self._serve(process, stage, decide, deadline)
-                status = process.wait(deadline)
-            except BaseException:
-                process.terminate()
-                process.wait()
-                raise
+                if not _wait_end(process, deadline):
+                    raise TimeoutError(f"CRIU had not ended {deadline:g} s after its answer")
+            finally:
+                _end(process)
         if failure is not None:
             raise failure
-        return status
+        return process.returncode
 
     def _serve(
         self,
@@ -88,9 +105,9 @@ class Ballot:
                 try:
                     agreed = asked == stage and decide()
                 except BaseException as error:  # noqa: BLE001  # told to CRIU, then raised
-                    connection.sendall(b"abort\n")
+                    _tell(connection, b"abort\n")
                     return error
-                connection.sendall(hook.COMMIT if agreed else b"abort\n")
+                _tell(connection, hook.COMMIT if agreed else b"abort\n")
         finally:
             os.close(ended)
         return None
@@ -99,3 +116,37 @@ class Ballot:
         """Remove the socket. Its directory may have got its final name meanwhile."""
         self._socket.close()
         self._path.unlink(missing_ok=True)
+
+
+def _tell(connection: socket.socket, answer: bytes) -> None:
+    """Answer the script. When it is dead, so is CRIU or soon: its end says what became of it."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        connection.sendall(answer)
+
+
+def _wait_end(process: subprocess.Popen[bytes], deadline: float) -> bool:
+    """Wait for the end of a process without reaping it: its PID stays taken."""
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        return bool(select.select([descriptor], [], [], deadline)[0])
+    finally:
+        os.close(descriptor)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End CRIU, if it has not ended, and see that it has let go of what it had frozen.
+
+    What was started may be an nsenter. The members below it are killed first, so that it
+    reaps CRIU: a dead CRIU that nobody reaps would keep the namespace it ran in from ending.
+    """
+    while True:
+        members = processes.group(process.pid)
+        below = [member for member in members if member.pid != process.pid]
+        for member in below or members:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member.pid, signal.SIGKILL)
+        if not members:
+            break
+        if processes.wait_gone(below or members, END_DEADLINE):
+            raise PermanentError("criu", "it was killed and still runs")
+    process.wait()
