@@ -23,7 +23,7 @@ class LocalTransport(Transport):
         except OSError as error:
             raise NodeUnreachable(argv[0], f"cannot be started: {error.strerror}") from error
         return Completed(
-            result.returncode, result.stdout[:OUTPUT_LIMIT], result.stderr[:OUTPUT_LIMIT]
+            result.returncode, result.stdout[-OUTPUT_LIMIT:], result.stderr[-OUTPUT_LIMIT:]
         )
 
     def close(self) -> None:
