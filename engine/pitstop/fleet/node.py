@@ -13,8 +13,10 @@ from pitstop.fleet.local import LocalTransport
 from pitstop.fleet.ssh import SshTransport
 from pitstop.fleet.transport import Transport
 from pitstop.model.errors import (
+    BadInput,
     ConnectionLost,
     DeadlineExceeded,
+    HostKeyRefused,
     Interrupted,
     NodeUnreachable,
     PitstopError,
@@ -43,6 +45,12 @@ class Pending(BaseException):
 CALL_TIMEOUT = 180.0
 WAIT_SLICE = 20.0
 """Seconds a single wait is asked for: short, so that a dead connection is noticed."""
+
+WAIT_ANSWER = 30.0
+"""Seconds after which the answer to a wait is overdue: then there is no contact."""
+
+PAUSE = 0.5
+"""Seconds before a node is asked again: nothing tells when it comes back."""
 
 CONTACT_GRACE = 300.0
 """Seconds without contact after which waiting for an operation is given up (it goes on)."""
@@ -120,7 +128,7 @@ class RemoteNode:
             seconds = min(left, WAIT_SLICE)
             status = self._persist(
                 lambda seconds=seconds: self.call(  # type: ignore[misc]
-                    "op.wait", seconds + 30, id=identifier, seconds=seconds
+                    "op.wait", seconds + WAIT_ANSWER, id=identifier, seconds=seconds
                 ),
                 progress,
             )
@@ -139,22 +147,16 @@ class RemoteNode:
 
         Raises:
             DeadlineExceeded: it did not reboot in time.
+            HostKeyRefused: another machine answers in its place.
         """
         end = time.monotonic() + deadline
         last = "it was not asked yet"
         while time.monotonic() < end:
-            try:
-                found = str(self.ping(timeout=15)["boot_id"])
-            except TemporaryError as error:
-                last = error.cause
-                self.close()
-            else:
-                if _is_boot_id(found) and found != before:
-                    return found
-                last = f"it answers with boot id {found}, as before"
+            found, last = self._new_boot_id(before)
+            if found:
+                return found
             progress(last)
-            # Nothing tells when a machine comes back; it is asked again.
-            time.sleep(0.5)
+            time.sleep(PAUSE)
         raise DeadlineExceeded(self.name, f"did not reboot in {deadline:g} s; last: {last}")
 
     def poll(self, wait: Mapping[str, Any], seconds: float) -> bool:
@@ -167,28 +169,46 @@ class RemoteNode:
         """
         try:
             if wait["for"] == "reboot":
-                found = str(self.ping(timeout=15)["boot_id"])
-                return _is_boot_id(found) and found != wait["boot_id"]
-            status = self.call("op.wait", seconds + 30, id=wait["id"], seconds=seconds)
+                return bool(self._new_boot_id(str(wait["boot_id"]))[0])
+            status = self.call("op.wait", seconds + WAIT_ANSWER, id=wait["id"], seconds=seconds)
         except TemporaryError:
             self.close()
             return False
         return bool(status["state"] != "running")
 
+    def _new_boot_id(self, before: str) -> tuple[str, str]:
+        """Return the boot id if it is another one, else an empty text; and what was seen."""
+        try:
+            found = str(self.ping(timeout=15).get("boot_id"))
+        except (HostKeyRefused, BadInput):
+            raise
+        except PitstopError as error:
+            # Whatever it is: a machine that is starting answers in strange ways for a while.
+            self.close()
+            return "", error.cause
+        if not _is_boot_id(found):
+            return "", f"it answers with {found!r}, which is no boot id"
+        if found == before:
+            return "", f"it answers with boot id {found}, as before"
+        return found, "it rebooted"
+
     def _persist(
         self, ask: Callable[[], dict[str, Any]], progress: Callable[[str], None]
     ) -> dict[str, Any]:
-        """Ask again while the connection is what fails."""
+        """Ask again while the connection is what fails.
+
+        A deadline here is one of the way there: the node's own are states, not errors.
+        """
         end = time.monotonic() + CONTACT_GRACE
         while True:
             try:
                 return ask()
-            except (ConnectionLost, NodeUnreachable) as error:
+            except (ConnectionLost, NodeUnreachable, DeadlineExceeded) as error:
                 if time.monotonic() > end:
                     raise
                 progress(f"no contact: {error.cause}")
                 self.close()
-                time.sleep(1.0)
+                time.sleep(PAUSE)
 
     def _result(self, identifier: str, status: Mapping[str, Any]) -> dict[str, Any]:
         if status["state"] == "done":
