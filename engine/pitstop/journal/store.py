@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from pitstop.journal.chain import link
+from pitstop.model.base import is_name
 from pitstop.model.errors import BadInput
 from pitstop.model.event import Event, Kind
 from pitstop.model.plan import Plan
@@ -38,11 +40,14 @@ class Journal:
     """The record of all runs of a controller. Safe to use from several threads and processes.
 
     SQLite runs in WAL mode with full synchronisation: an event that was appended is there
-    after a power cut. Triggers refuse to change or delete what was written.
+    after a power cut. Triggers refuse to change, delete or replace what was written.
     """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Before SQLite makes it: the files beside it get the mode that this one has.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        path.chmod(0o600)
         self._engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": 60})
         self._lock = threading.Lock()
         sa.event.listen(self._engine, "connect", _configure)
@@ -52,7 +57,8 @@ class Journal:
             for table in ("runs", "events"):
                 for verb in ("UPDATE", "DELETE"):
                     connection.execute(sa.text(_refuse(table, verb)))
-        path.chmod(0o600)
+            connection.execute(sa.text(_refuse_again("runs", "run = NEW.run")))
+            connection.execute(sa.text(_refuse_again("events", "run = NEW.run AND seq = NEW.seq")))
 
     def close(self) -> None:
         """Give the database back."""
@@ -62,8 +68,14 @@ class Journal:
         """Record a new run with its plan.
 
         Raises:
-            BadInput: a run of this id exists.
+            BadInput: a run of this id exists, or it cannot be an id.
         """
+        if not is_name(run):
+            raise BadInput(
+                repr(run),
+                "cannot be the id of a run",
+                "up to 63 of letters, digits, '.', '_', '-', the first a letter or digit",
+            )
         with self._engine.begin() as connection:
             if connection.scalar(sa.select(_runs.c.run).where(_runs.c.run == run)):
                 raise BadInput(run, "a run of this id exists")
@@ -103,7 +115,11 @@ class Journal:
         attempt: int = 0,
         data: dict[str, Any] | None = None,
     ) -> Event:
-        """Append an event and return it, chained. It is durable on return."""
+        """Append an event and return it, chained. It is durable on return.
+
+        Raises:
+            BadInput: there is no such run.
+        """
         fields = {
             "run": run,
             "time": _now(),
@@ -112,11 +128,15 @@ class Journal:
             "subject": subject,
             "verb": verb,
             "attempt": attempt,
-            # Through JSON once, so that what is hashed is what is stored.
-            "data": json.loads(json.dumps(data or {})),
+            "data": data or {},
         }
+        # Through JSON once, so that what is hashed is what is stored. A name that is not UTF-8
+        # is half a character in Python: it must not cost the event.
+        plain = json.dumps(fields, ensure_ascii=False).encode(errors="replace")
         with self._lock, self._engine.begin() as connection:
-            event = link(fields, self._last(connection, run))
+            if connection.scalar(sa.select(_runs.c.run).where(_runs.c.run == run)) is None:
+                raise BadInput(run, "there is no such run", "pitstop runs lists them")
+            event = link(json.loads(plain), self._last(connection, run))
             connection.execute(
                 _events.insert().values(
                     run=run, seq=event.seq, body=event.model_dump_json(by_alias=True)
@@ -161,6 +181,15 @@ def _begin_immediate(connection: sa.Connection) -> None:
 def _refuse(table: str, verb: str) -> str:
     return (
         f"CREATE TRIGGER IF NOT EXISTS {table}_no_{verb.lower()} BEFORE {verb} ON {table} "
+        "BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END"
+    )
+
+
+def _refuse_again(table: str, same: str) -> str:
+    # INSERT OR REPLACE deletes without asking the trigger for that.
+    return (
+        f"CREATE TRIGGER IF NOT EXISTS {table}_no_replace BEFORE INSERT ON {table} "
+        f"WHEN EXISTS (SELECT 1 FROM {table} WHERE {same}) "  # noqa: S608  # both are ours
         "BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END"
     )
 
