@@ -141,7 +141,7 @@ class Dump:
     def criu(self) -> int:
         """CRIU itself, not the nsenter that starts it; waits until it is at work."""
         until(lambda: (self.draft / "work" / "criu.log").exists(), "CRIU writes its log")
-        found: list[int] = until(lambda: self.engine.criu("dump"), "CRIU runs")
+        found: list[int] = until(lambda: self.engine.criu("--tree"), "CRIU dumps")
         return found[0]
 
     def asking(self) -> int:

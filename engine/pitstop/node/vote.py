@@ -17,9 +17,13 @@ from pitstop.images.durable import write_atomic
 from pitstop.model.errors import PermanentError
 from pitstop.node import hook, processes
 from pitstop.node.paths import StateDir
+from pitstop.node.processes import Identity
 
 END_DEADLINE = 60.0
 """Seconds for a killed CRIU to be gone."""
+
+REAP_DEADLINE = 5.0
+"""Seconds for an nsenter to notice that CRIU has ended."""
 
 
 def hook_program(state: StateDir) -> Path:
@@ -136,17 +140,23 @@ def _wait_end(process: subprocess.Popen[bytes], deadline: float) -> bool:
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End CRIU, if it has not ended, and see that it has let go of what it had frozen.
 
-    What was started may be an nsenter. The members below it are killed first, so that it
-    reaps CRIU: a dead CRIU that nobody reaps would keep the namespace it ran in from ending.
+    What was started may be an nsenter that is just about to start CRIU, so it is stopped
+    first. It goes on once CRIU is killed, to reap it: a dead CRIU that nobody reaps would
+    keep the namespace it ran in from ending.
     """
-    while True:
-        members = processes.group(process.pid)
-        below = [member for member in members if member.pid != process.pid]
-        for member in below or members:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(member.pid, signal.SIGKILL)
-        if not members:
-            break
-        if processes.wait_gone(below or members, END_DEADLINE):
-            raise PermanentError("criu", "it was killed and still runs")
+    os.kill(process.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    if _kill([member for member in processes.group(process.pid) if member.pid != process.pid]):
+        os.kill(process.pid, signal.SIGCONT)
+        _wait_end(process, REAP_DEADLINE)
+    _kill(processes.group(process.pid))
     process.wait()
+
+
+def _kill(members: Sequence[Identity]) -> bool:
+    for member in members:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(member.pid, signal.SIGKILL)
+    if processes.wait_gone(list(members), END_DEADLINE):
+        raise PermanentError("criu", "it was killed and still runs")
+    return bool(members)
