@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pitstop.model.errors import ConnectionLost, NodeUnreachable
 from pitstop.model.event import Event
 from pitstop.model.words import Verb
 
@@ -13,6 +14,9 @@ PATH_BACK = frozenset(
     {Verb.VALIDATE, Verb.GATE, Verb.RESTORE, Verb.COLD_START, Verb.RETURN_TO_SERVICE}
 )
 """Verbs that a recovery tries anew. What lies before them has happened and stays."""
+
+WITHOUT_CONTACT = frozenset({ConnectionLost.code, NodeUnreachable.code})
+"""Codes of errors that say nothing about the work on the node: it may run on, or be done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,19 +26,18 @@ class Standing:
     Attributes:
         result: of the finished step, or None.
         failure: of the step that failed for good (`PitstopError.to_json`), or None.
-        failures: failed attempts so far, over all recoveries.
+        failures: how often it failed so far, over all recoveries.
         recent_failures: those since the last recovery.
+        attempt: the number of the attempt that is under way or comes next. The node knows
+            the work by it, so an attempt that failed for lack of contact is not over: asked
+            again under the same number, the node says what became of it.
     """
 
     result: dict[str, Any] | None = None
     failure: dict[str, Any] | None = None
     failures: int = 0
     recent_failures: int = 0
-
-    @property
-    def attempt(self) -> int:
-        """The number of the attempt that is under way or comes next."""
-        return self.failures + 1
+    attempt: int = 1
 
 
 def standing(events: Sequence[Event], verb: Verb, subject: str) -> Standing:
@@ -42,6 +45,7 @@ def standing(events: Sequence[Event], verb: Verb, subject: str) -> Standing:
     result: dict[str, Any] | None = None
     failure: dict[str, Any] | None = None
     failures = recent = 0
+    attempt = 1
     for event in events:
         if event.kind == "run.resumed" and event.data.get("recover") and verb in PATH_BACK:
             failure, recent = None, 0
@@ -54,8 +58,9 @@ def standing(events: Sequence[Event], verb: Verb, subject: str) -> Standing:
         elif event.kind == "step.failed":
             failures += 1
             recent += 1
+            attempt += event.data["error"]["code"] not in WITHOUT_CONTACT
             failure = dict(event.data["error"]) if event.data.get("final") else None
-    return Standing(result, failure, failures, recent)
+    return Standing(result, failure, failures, recent, attempt)
 
 
 def is_final(retryable: bool, recent_failures: int, retries: int) -> bool:

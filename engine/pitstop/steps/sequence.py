@@ -182,9 +182,8 @@ class Sequence:
         """Open admission of all that was drained and runs; False when one did not open."""
         opened = True
         for workload in self._concerned():
-            if self._ctx.standing(Verb.DRAIN, workload.name).attempt == 1 and not self._drained(
-                workload.name
-            ):
+            drain = self._ctx.standing(Verb.DRAIN, workload.name)
+            if drain.result is None and not drain.failures:
                 continue  # never reached
             if self._was_moved(workload.name) and not self._is_back(workload.name):
                 continue
@@ -204,9 +203,6 @@ class Sequence:
 
     def _concerned(self) -> list[WorkloadPlan]:
         return [w for w in self._ctx.plan.workloads if w.strategy is not Strategy.LEAVE]
-
-    def _drained(self, name: str) -> bool:
-        return self._ctx.result(Verb.DRAIN, name) is not None
 
     def _was_moved(self, name: str) -> bool:
         return any(
