@@ -188,8 +188,8 @@ def _refuse(table: str, verb: str) -> str:
 def _refuse_again(table: str, same: str) -> str:
     # INSERT OR REPLACE deletes without asking the trigger for that.
     return (
-        f"CREATE TRIGGER IF NOT EXISTS {table}_no_replace BEFORE INSERT ON {table} "
-        f"WHEN EXISTS (SELECT 1 FROM {table} WHERE {same}) "  # noqa: S608  # both are ours
+        f"CREATE TRIGGER IF NOT EXISTS {table}_no_replace BEFORE INSERT ON {table} "  # noqa: S608
+        f"WHEN EXISTS (SELECT 1 FROM {table} WHERE {same}) "
         "BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END"
     )
 
