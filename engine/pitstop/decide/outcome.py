@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal
 
-from pitstop.decide.attempts import standing
+from pitstop.decide.attempts import WITHOUT_CONTACT, standing
+from pitstop.model.errors import DeadlineExceeded, EndedInDump, Interrupted
 from pitstop.model.event import Event
 from pitstop.model.plan import Plan, WorkloadPlan
 from pitstop.model.result import RunResult, WorkloadResult
 from pitstop.model.words import Outcome, Strategy, Verb
 
 State = Literal["done", "refused", "partial", "failed"]
+
+_EFFECT_UNKNOWN = WITHOUT_CONTACT | {DeadlineExceeded.code, Interrupted.code}
+"""Codes of failures after which the work on the node may have been done all the same."""
 
 
 def result_of(plan: Plan, run: str, events: Sequence[Event]) -> RunResult:
@@ -39,9 +43,9 @@ def _workload(plan: WorkloadPlan, events: Sequence[Event]) -> WorkloadResult:
     restored = standing(events, Verb.RESTORE, name).result
     cold = standing(events, Verb.COLD_START, name).result
     gate = standing(events, Verb.GATE, name).result
-    outcome, cause = _outcome(
-        plan, saved, stopped, restored, cold, _decision(events, name, "leave")
-    )
+    outcome, cause = _outcome(plan, saved, stopped, restored, cold)
+    if outcome is Outcome.UNTOUCHED:
+        outcome, cause = _not_moved(plan, events)
     if outcome is Outcome.COLD_STARTED:
         cause = _decision(events, name, "cold-start") or plan.reason
     return WorkloadResult(
@@ -64,16 +68,32 @@ def _outcome(
     stopped: dict[str, Any] | None,
     restored: dict[str, Any] | None,
     cold: dict[str, Any] | None,
-    left: str,
 ) -> tuple[Outcome | None, str]:
-    if cold:
+    if cold is not None:
         return Outcome.COLD_STARTED, ""
-    if restored:
+    if restored is not None:
         return Outcome.RESTORED, ""
-    if saved:
+    if saved is not None:
         return None, f"waits as checkpoint {saved['checkpoint']} on {_where(plan)}"
-    if stopped:
+    if stopped is not None:
         return None, "stopped; its launch is known, and it was not started again yet"
+    return Outcome.UNTOUCHED, ""
+
+
+def _not_moved(plan: WorkloadPlan, events: Sequence[Event]) -> tuple[Outcome | None, str]:
+    """Tell a workload that runs on from one that has ended, or of which nobody knows."""
+    name = plan.name
+    if standing(events, Verb.WAIT, name).result is not None:
+        return Outcome.UNTOUCHED, "it ended by itself while it was waited for"
+    for verb in (Verb.STOP, Verb.CHECKPOINT):
+        failure = standing(events, verb, name).failure
+        if failure is None:
+            continue
+        if failure["code"] == EndedInDump.code:
+            return None, f"{failure['cause']}; its launch is known, and it was not started again"
+        if failure["code"] in _EFFECT_UNKNOWN:
+            return None, f"whether it still runs is not known: {failure['cause']}"
+    left = _decision(events, name, "leave")
     if left:
         return Outcome.UNTOUCHED, left
     if plan.strategy is Strategy.LEAVE:
