@@ -1,10 +1,18 @@
-"""What a person sees of a run in Prefect: plan, verdicts, timings, and where the report is."""
+"""What a person sees of a run in Prefect: plan, verdicts, timings, and where the report is.
+
+The journal is the record. A server that is away for a moment must not make a failure of a
+maintenance that goes well, so what cannot be shown is only logged.
+"""
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import httpx
 from prefect.artifacts import (
     create_link_artifact,
     create_markdown_artifact,
@@ -17,6 +25,8 @@ from pitstop.report.change_record import render_plan_markdown
 from pitstop.steps.context import RunContext
 from pitstop.steps.runs import write_report
 
+log = logging.getLogger(__name__)
+
 
 def artifact_key(run_id: str, part: str) -> str:
     """Return a key of the characters that Prefect allows, one series per run and part."""
@@ -25,25 +35,29 @@ def artifact_key(run_id: str, part: str) -> str:
 
 def show_plan(run_id: str, plan: Plan) -> None:
     """Show the plan."""
-    create_markdown_artifact(
-        render_plan_markdown(plan), key=artifact_key(run_id, "plan"), description=plan.title
-    )
+    with _if_possible("plan"):
+        create_markdown_artifact(
+            render_plan_markdown(plan),
+            key=artifact_key(run_id, "plan"),
+            description=plan.title,
+        )
 
 
 def show_result(ctx: RunContext, result: RunResult) -> None:
     """Show verdicts and timings, and write and link the report."""
     path = write_report(ctx)
-    create_table_artifact(
-        verdict_rows(result),
-        key=artifact_key(ctx.run, "verdicts"),
-        description="What the gate said of each workload",
-    )
-    create_table_artifact(
-        timing_rows(result),
-        key=artifact_key(ctx.run, "timings"),
-        description="Restore beside cold start, both to ready to serve",
-    )
-    create_link_artifact(path.as_uri(), link_text="Report", key=artifact_key(ctx.run, "report"))
+    with _if_possible("result"):
+        create_table_artifact(
+            verdict_rows(result),
+            key=artifact_key(ctx.run, "verdicts"),
+            description="What the gate said of each workload",
+        )
+        create_table_artifact(
+            timing_rows(result),
+            key=artifact_key(ctx.run, "timings"),
+            description="Restore beside cold start, both to ready to serve",
+        )
+        create_link_artifact(path.as_uri(), link_text="Report", key=artifact_key(ctx.run, "report"))
 
 
 def verdict_rows(result: RunResult) -> list[dict[str, Any]]:
@@ -73,3 +87,11 @@ def timing_rows(result: RunResult) -> list[dict[str, Any]]:
         }
         for w in result.workloads
     ]
+
+
+@contextmanager
+def _if_possible(what: str) -> Iterator[None]:
+    try:
+        yield
+    except httpx.HTTPError as error:
+        log.warning("the %s could not be shown in Prefect: %s", what, error)

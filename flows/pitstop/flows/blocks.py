@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from prefect.blocks.abstract import CredentialsBlock
 from prefect.blocks.core import Block
 from pydantic import Field, SecretStr
 
+from pitstop.images.durable import write_atomic
 from pitstop.model.errors import BadInput
 from pitstop.model.site import Site
 from pitstop.model.yamltext import load_model
@@ -43,23 +45,27 @@ class SshCredentials(CredentialsBlock):
         Raises:
             BadInput: it is not a usable private key.
         """
-        text = self.private_key.get_secret_value().strip() + "\n"
         for kind in (paramiko.Ed25519Key, paramiko.ECDSAKey, paramiko.RSAKey):
             try:
-                return kind.from_private_key(io.StringIO(text))
+                return kind.from_private_key(io.StringIO(self._text()))
             except (paramiko.SSHException, ValueError, TypeError, IndexError):
                 continue  # a key of another kind
         raise BadInput("private_key", "not an unencrypted private key in OpenSSH or PEM form")
 
-    def write(self, directory: Path, name: str) -> Path:
-        """Put the key into a file that only its owner can read, and return its path."""
-        self.get_client()
+    def write(self, directory: Path) -> Path:
+        """Put the key into a file that only its owner can read, and return its path.
+
+        The file is named by the key, so a run that was planned with one never finds another.
+        """
+        name = hashlib.sha256(self.get_client().asbytes()).hexdigest()[:32]
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = directory / f"{name}.key"
-        path.touch(mode=0o600)
-        path.chmod(0o600)
-        path.write_text(self.private_key.get_secret_value().strip() + "\n")
+        path = directory / f"ssh-{name}.key"
+        write_atomic(path, self._text().encode(), mode=0o600)
         return path
+
+    def _text(self) -> str:
+        """Return the key's text as if no form field and no other system had touched it."""
+        return "\n".join(self.private_key.get_secret_value().split("\r\n")).strip() + "\n"
 
 
 class PitstopSite(Block):
@@ -83,7 +89,7 @@ class PitstopSite(Block):
         default="",
         description=(
             "Directory of journal and reports, shared by all workers of this site. "
-            "Empty is the user's state directory."
+            "Empty is PITSTOP_HOME, else the user's state directory."
         ),
     )
     credentials: SshCredentials | None = Field(
@@ -102,7 +108,7 @@ class PitstopSite(Block):
         site = load_model(Site, self.site_yaml, "site.yaml (block)")
         if self.credentials is None:
             return site
-        identity = str(self.credentials.write(keys, site.name))
+        identity = str(self.credentials.write(keys))
         nodes = {
             name: node
             if node.ssh is None
@@ -112,3 +118,17 @@ class PitstopSite(Block):
             for name, node in site.nodes.items()
         }
         return site.model_copy(update={"nodes": nodes})
+
+
+def stored_site(name: str) -> PitstopSite:
+    """Load a stored site. Not for coroutines: `await PitstopSite.aload(name)` is.
+
+    Raises:
+        BadInput: there is none of that name.
+    """
+    try:
+        found = PitstopSite.load(name)
+    except ValueError as error:
+        raise BadInput(f"block:{name}", str(error), "prefect block ls") from None
+    assert isinstance(found, PitstopSite)  # noqa: S101  # a coroutine it is in coroutines alone
+    return found

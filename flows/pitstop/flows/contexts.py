@@ -10,6 +10,7 @@ from pathlib import Path
 from prefect.exceptions import MissingContextError
 from prefect.logging import get_run_logger
 
+from pitstop.model.errors import Busy
 from pitstop.steps.context import RunContext
 from pitstop.steps.runs import open_run
 
@@ -17,7 +18,8 @@ _open: dict[tuple[str, str], RunContext] = {}
 _lock = threading.Lock()
 
 
-def _log(text: str) -> None:
+def say(text: str) -> None:
+    """Log to the task run or flow run that this is done for."""
     try:
         get_run_logger().info(text)
     except MissingContextError:
@@ -32,18 +34,26 @@ def context(home: str, run_id: str) -> RunContext:
     with _lock:
         found = _open.get((home, run_id))
         if found is None:
-            found = open_run(Path(home), run_id, _log)
+            found = open_run(Path(home), run_id, say)
             _open[home, run_id] = found
         return found
 
 
 @contextmanager
 def opened(home: str, run_id: str) -> Iterator[RunContext]:
-    """Open a run for the time of a block."""
+    """Open a run for the time of a block.
+
+    Raises:
+        Busy: this process has it open already, for another flow run.
+    """
+    with _lock:
+        if (home, run_id) in _open:
+            raise Busy(run_id, "another flow run of this process drives it", "wait for it")
+        found = open_run(Path(home), run_id, say)
+        _open[home, run_id] = found
     try:
-        yield context(home, run_id)
+        yield found
     finally:
         with _lock:
-            found = _open.pop((home, run_id), None)
-        if found is not None:
-            found.close()
+            del _open[home, run_id]
+        found.close()

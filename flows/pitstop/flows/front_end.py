@@ -12,8 +12,9 @@ from prefect.settings import (
 
 from pitstop.decide.outcome import result_of
 from pitstop.flows.maintain_node import maintain_node
+from pitstop.model.errors import Refused
 from pitstop.model.result import RunResult
-from pitstop.steps.runs import open_run
+from pitstop.steps.runs import ended_as, open_run
 
 EPHEMERAL_STARTUP = 180
 """Seconds for the temporary server's first start, which migrates its database. Prefect's
@@ -24,18 +25,22 @@ def drive(home: Path, run_id: str) -> RunResult:
     """Drive a recorded run by the flow and return how it ended.
 
     Raises:
+        Refused: it has ended for good.
         PitstopError: the flow itself could not go on.
     """
-    settings = {
-        PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS: EPHEMERAL_STARTUP,
-        PREFECT_SERVER_ANALYTICS_ENABLED: False,
-    }
-    with temporary_settings(set_defaults=settings):
-        state = maintain_node(home=str(home), run_id=run_id, return_state=True)
     context = open_run(home, run_id)
     try:
+        ended = ended_as(context.events())
+        if ended not in ("", "partial"):
+            raise Refused(run_id, f"it has ended: {ended}")
+        settings = {
+            PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS: EPHEMERAL_STARTUP,
+            PREFECT_SERVER_ANALYTICS_ENABLED: False,
+        }
+        with temporary_settings(set_defaults=settings):
+            state = maintain_node(home=str(home), run_id=run_id, return_state=True)
         events = context.events()
-        if not events or events[-1].kind != "run.ended":
+        if not ended_as(events):
             state.result()  # raises what ended the flow
         return result_of(context.plan, run_id, events)
     finally:
