@@ -1,0 +1,1 @@
+"""pitstop for Apache Airflow: the same sequence, each verb a task. Imports nothing here."""

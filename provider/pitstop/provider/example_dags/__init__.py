@@ -1,0 +1,1 @@
+"""Example DAGs, imported and run by the tests."""

@@ -1,0 +1,206 @@
+"""Operators: one per verb of a run, and one each for its plan and its end.
+
+Which step is due is the engine's decision, read from the journal. A task whose step is not
+due skips: its branch was not taken. So a graph with every possible branch takes exactly
+those that the sequence takes, whatever a scheduler does with it: a task started twice, too
+early, or again after it was cleared finds the recorded result or finds that it is not due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import BaseOperator, BaseOperatorLink, Context
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from pitstop.fleet.node import DeferringNode, Pending
+from pitstop.model.errors import PitstopError
+from pitstop.model.result import RunResult
+from pitstop.model.words import Verb
+from pitstop.provider.hooks import PitstopHook, run_id_of
+from pitstop.provider.links import ReportLink
+from pitstop.provider.triggers import NodeTrigger
+from pitstop.steps.agenda import Due, next_step
+from pitstop.steps.context import RunContext
+from pitstop.steps.execute import execute, may_retry
+from pitstop.steps.runs import create_run, has_run
+
+MANY = 20
+"""Retries of a task. How often a step is tried is the site's policy, which the engine keeps
+in the journal; when that is used up the task fails without further retries."""
+
+CANCELLED_WITH_THE_TASK = frozenset({Verb.DRAIN, Verb.CHECKPOINT, Verb.WAIT})
+"""Verbs whose work on the node ends when somebody kills the task. The others are in the
+middle of a change: cutting them off would leave the node in an unknown state, so they go on,
+and the next attempt attaches to them."""
+
+
+class PitstopOperator(BaseOperator):
+    """What all operators of a run share.
+
+    :param pitstop_conn_id: connection of type `pitstop`.
+    """
+
+    template_fields: Sequence[str] = ("pitstop_conn_id",)
+    operator_extra_links: Sequence[BaseOperatorLink] = (ReportLink(),)
+    ui_color = "#e8f1f4"
+
+    def __init__(self, *, pitstop_conn_id: str = PitstopHook.default_conn_name, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.pitstop_conn_id = pitstop_conn_id
+        self.report_uri = ""
+
+    @contextmanager
+    def opened(self, context: Context) -> Iterator[RunContext]:
+        """Open this DAG run's pitstop run; skip where there is none."""
+        hook = PitstopHook(self.pitstop_conn_id)
+        run = run_id_of(context)
+        if not has_run(hook.home, run):
+            raise AirflowSkipException(f"there is no run {run}: it was not planned")
+        opened = hook.context(run, self.log.info)
+        self.report_uri = (opened.directory / "report.html").as_uri()
+        try:
+            yield opened
+        finally:
+            opened.close()
+
+
+class PlanOperator(PitstopOperator):
+    """Makes the plan and begins the run. Changes nothing on the node.
+
+    Doing it again for the same DAG run finds the run that exists.
+
+    :param maintenance: path of the maintenance.yaml.
+    """
+
+    template_fields: Sequence[str] = ("pitstop_conn_id", "maintenance")
+
+    def __init__(self, *, maintenance: str, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.maintenance = maintenance
+
+    def execute(self, context: Context) -> str:
+        """Return the run's id."""
+        hook = PitstopHook(self.pitstop_conn_id)
+        run = run_id_of(context)
+        if has_run(hook.home, run):
+            return run
+        try:
+            plan = hook.plan(Path(self.maintenance))
+            create_run(hook.home, plan, run, "airflow")
+        except PitstopError as error:
+            if error.retryable:
+                raise
+            raise AirflowFailException(str(error)) from error
+        for workload in plan.workloads:
+            self.log.info("%s: %s: %s", workload.name, workload.strategy.value, workload.reason)
+        return run
+
+
+class StepOperator(PitstopOperator):
+    """One step of a run: a verb on a subject.
+
+    :param verb: the verb.
+    :param subject: the node or workload.
+    """
+
+    template_fields: Sequence[str] = ("pitstop_conn_id", "subject")
+
+    def __init__(self, *, verb: Verb | str, subject: str, **kwargs: Any):
+        kwargs.setdefault("retries", MANY)
+        kwargs.setdefault("retry_delay", timedelta(seconds=2))
+        kwargs.setdefault("retry_exponential_backoff", True)
+        kwargs.setdefault("max_retry_delay", timedelta(minutes=1))
+        super().__init__(**kwargs)
+        self.verb = Verb(verb).value
+        self.subject = subject
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Execute the step if it is due, and return its result."""
+        return self._step(context, out_of_time=False)
+
+    def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
+        """Go on after waiting. Tolerates any event, also a repeated one: the node is asked."""
+        return self._step(context, out_of_time=event.get("over") is False)
+
+    def on_kill(self) -> None:
+        """Cancel the work on the node where that is safe, and let the rest go on."""
+        if Verb(self.verb) not in CANCELLED_WITH_THE_TASK or not self._run:
+            self.log.info("the node's work on %s goes on; a retry attaches to it", self.subject)
+            return
+        ctx = PitstopHook(self.pitstop_conn_id).context(self._run, self.log.info)
+        try:
+            attempt = ctx.standing(Verb(self.verb), self.subject).attempt
+            identifier = ctx.operation_id(Verb(self.verb), self.subject, attempt)
+            self.log.info("cancelled: %s", ctx.node.cancel(identifier)["state"])
+        finally:
+            ctx.close()
+
+    _run = ""
+
+    def _step(self, context: Context, out_of_time: bool) -> dict[str, Any]:
+        mine = Due(Verb(self.verb), self.subject)
+        self._run = run_id_of(context)
+        with self.opened(context) as ctx:
+            recorded = ctx.result(mine.verb, mine.subject)
+            if recorded is not None:
+                return recorded
+            due = next_step(ctx)
+            if due != mine:
+                raise AirflowSkipException(_why_not(due))
+            if isinstance(ctx.node, DeferringNode):
+                ctx.node.out_of_time = out_of_time
+            try:
+                return execute(ctx, mine.verb, mine.subject)
+            except Pending as pending:
+                self._wait(ctx, pending)
+            except PitstopError as error:
+                if error.retryable and may_retry(ctx, mine.verb, mine.subject):
+                    raise
+                raise AirflowFailException(str(error)) from error
+        raise AssertionError("deferring does not return")
+
+    def _wait(self, ctx: RunContext, pending: Pending) -> None:
+        deadline = datetime.now(UTC) + timedelta(seconds=pending.seconds)
+        self.defer(
+            trigger=NodeTrigger(
+                home=str(ctx.home),
+                run_id=ctx.run,
+                wait=pending.wait,
+                deadline=deadline.isoformat(),
+            ),
+            method_name="resume",
+        )
+
+
+class FinishOperator(PitstopOperator):
+    """Says how the run ended. It fails unless all is done, so that the DAG run does too."""
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return the run's result."""
+        run = run_id_of(context)
+        if not has_run(PitstopHook(self.pitstop_conn_id).home, run):
+            raise AirflowFailException(f"run {run} was never begun; see the task plan")
+        with self.opened(context) as ctx:
+            found = next_step(ctx)
+            if isinstance(found, Due):
+                raise AirflowFailException(
+                    f"the run stands before {found.verb.value} of {found.subject}: "
+                    f"clear that task, or pitstop resume {ctx.run}"
+                )
+            if found.state != "done":
+                raise AirflowFailException(f"{found.state}: {found.cause}")
+            return found.model_dump(mode="json", by_alias=True)
+
+
+def _why_not(due: Due | RunResult) -> str:
+    if isinstance(due, Due):
+        return f"not taken: due is {due.verb.value} of {due.subject}"
+    return f"not taken: the run has ended ({due.state})"
+
+
+__all__ = ["FinishOperator", "PitstopOperator", "PlanOperator", "StepOperator"]

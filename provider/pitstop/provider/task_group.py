@@ -1,0 +1,92 @@
+"""A whole maintenance as a task group, with every branch drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from airflow.sdk import Label, TaskGroup, chain
+
+from pitstop.model.words import Verb
+from pitstop.provider.hooks import PitstopHook
+from pitstop.provider.operators import FinishOperator, PitstopOperator, PlanOperator, StepOperator
+
+MakeStep = Callable[[Verb, str], StepOperator]
+
+ALWAYS = "all_done"
+"""Every step's task runs when those before it have ended, however they ended: whether its
+turn has come is asked of the engine, and a branch that is not taken skips."""
+
+
+def maintenance_task_group(
+    *,
+    maintenance: str,
+    node: str,
+    workloads: Sequence[str],
+    group_id: str = "maintenance",
+    pitstop_conn_id: str = PitstopHook.default_conn_name,
+) -> TaskGroup:
+    """Return a task group that takes one node through its maintenance.
+
+    :param maintenance: path of the maintenance.yaml; a template.
+    :param node: the node it names.
+    :param workloads: the workloads that site.yaml places on that node.
+    :param group_id: the group's id.
+    :param pitstop_conn_id: connection of type `pitstop`.
+    """
+    with TaskGroup(group_id=group_id) as group:
+
+        def step(verb: Verb, subject: str) -> StepOperator:
+            return StepOperator(
+                task_id=f"{verb.value}_{subject}" if subject != node else verb.value,
+                verb=verb,
+                subject=subject,
+                pitstop_conn_id=pitstop_conn_id,
+                trigger_rule=ALWAYS,
+            )
+
+        plan = PlanOperator(
+            task_id="plan", maintenance=maintenance, pitstop_conn_id=pitstop_conn_id
+        )
+        before: PitstopOperator = plan
+        for task in [step(Verb.PRECHECK, node), *(step(Verb.DRAIN, w) for w in workloads)]:
+            chain(before, task)
+            before = task
+        for workload in workloads:
+            before = _save(step, workload, before)
+        for verb in (Verb.MAINTAIN, Verb.VALIDATE, Verb.ROLLBACK, Verb.QUARANTINE):
+            task = step(verb, node)
+            chain(before, task)
+            before = task
+        for workload in workloads:
+            before = _bring_back(step, workload, before)
+        for workload in workloads:
+            task = step(Verb.RETURN_TO_SERVICE, workload)
+            chain(before, task)
+            before = task
+        finish = FinishOperator(
+            task_id="finish", pitstop_conn_id=pitstop_conn_id, trigger_rule=ALWAYS
+        )
+        chain(before, finish)
+    return group
+
+
+def _save(step: MakeStep, workload: str, before: PitstopOperator) -> PitstopOperator:
+    checkpoint = step(Verb.CHECKPOINT, workload)
+    stop = step(Verb.STOP, workload)
+    wait = step(Verb.WAIT, workload)
+    chain(before, checkpoint)
+    chain(before, Label("not worth a dump"), stop)
+    chain(checkpoint, Label("failed"), stop)
+    chain(stop, wait)
+    return wait
+
+
+def _bring_back(step: MakeStep, workload: str, before: PitstopOperator) -> PitstopOperator:
+    gate = step(Verb.GATE, workload)
+    restore = step(Verb.RESTORE, workload)
+    cold = step(Verb.COLD_START, workload)
+    chain(before, gate)
+    chain(gate, Label("valid"), restore)
+    chain(gate, Label("invalid"), cold)
+    chain(restore, Label("failed"), cold)
+    return cold

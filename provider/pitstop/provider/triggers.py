@@ -1,0 +1,73 @@
+"""The trigger: waits for a node without holding a worker slot."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from pitstop.fleet.node import RemoteNode
+from pitstop.journal.store import Journal
+
+SLICE = 10.0
+"""Seconds a single question to the node may take."""
+
+
+class NodeTrigger(BaseTrigger):
+    """Waits until a node's operation is over, or the node has rebooted, or a deadline.
+
+    Its keyword arguments are all it knows: a triggerer that dies loses nothing, another one
+    starts over. It only asks; nothing on the node is started, and nothing is cancelled when
+    the trigger ends.
+
+    :param home: directory of the journal, which names the node.
+    :param run_id: the pitstop run.
+    :param wait: what for, from `pitstop.fleet.node.Pending`.
+    :param deadline: absolute, RFC 3339 with offset.
+    """
+
+    def __init__(self, home: str, run_id: str, wait: dict[str, Any], deadline: str) -> None:
+        super().__init__()
+        self.home = home
+        self.run_id = run_id
+        self.wait = wait
+        self.deadline = deadline
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return the class path and the arguments to make it again."""
+        return (
+            "pitstop.provider.triggers.NodeTrigger",
+            {
+                "home": self.home,
+                "run_id": self.run_id,
+                "wait": self.wait,
+                "deadline": self.deadline,
+            },
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Ask until it is over; the event says whether it is, or time ran out."""
+        deadline = datetime.fromisoformat(self.deadline)
+        node = await asyncio.to_thread(self._node)
+        try:
+            while not await asyncio.to_thread(node.poll, self.wait, SLICE):
+                if datetime.now(UTC) > deadline:
+                    yield TriggerEvent({"over": False})
+                    return
+                # A node that is booting answers nothing; it is asked again.
+                await asyncio.sleep(1)
+        finally:
+            await asyncio.to_thread(node.close)
+        yield TriggerEvent({"over": True})
+
+    def _node(self) -> RemoteNode:
+        journal = Journal(Path(self.home) / "journal.db")
+        try:
+            plan = journal.plan(self.run_id)
+        finally:
+            journal.close()
+        return RemoteNode(plan.node, plan.node_spec)

@@ -1,0 +1,146 @@
+"""Whole runs as DAG runs, on real parts: the branches are the sequence's own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+
+from pitstop.model.words import Verb
+from pitstop.provider.task_group import maintenance_task_group
+from pitstop.steps.runs import open_run
+from tests.rigs.site import NODE, WORKLOAD, SiteRig
+
+DAG_FILE = """
+from datetime import UTC, datetime
+from airflow.sdk import DAG
+from pitstop.provider.task_group import maintenance_task_group
+
+with DAG(dag_id={name!r}, schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC)) as dag:
+    maintenance_task_group(maintenance={maintenance!r}, node="gpu1", workloads=["web"])
+"""
+
+RunDag = Callable[[SiteRig, Path], tuple[str, dict[str, str]]]
+
+
+@pytest.fixture
+def run_dag(airflow_db: str, monkeypatch: pytest.MonkeyPatch) -> RunDag:
+    """Run the task group as a DAG; return the DAG run's state and each task's."""
+
+    def run(rig: SiteRig, maintenance: Path) -> tuple[str, dict[str, str]]:
+        connection = {
+            "conn_type": "pitstop",
+            "extra": {"site_file": str(rig.write()), "home": str(rig.home)},
+        }
+        monkeypatch.setenv("AIRFLOW_CONN_PITSTOP_DEFAULT", json.dumps(connection))
+        name = f"maintenance_{uuid.uuid4().hex[:8]}"
+        path = Path(airflow_db) / "dags" / f"{name}.py"
+        path.write_text(DAG_FILE.format(name=name, maintenance=str(maintenance)))
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        try:
+            dag_run = module.dag.test(run_conf={"pitstop_run": "dag"})
+        finally:
+            path.unlink()
+        states = {
+            ti.task_id.removeprefix("maintenance."): str(ti.state)
+            for ti in dag_run.get_task_instances()
+        }
+        return str(dag_run.state), states
+
+    return run
+
+
+def result(rig: SiteRig) -> dict[str, Any]:
+    ctx = open_run(rig.home, "dag")
+    try:
+        from pitstop.decide.outcome import result_of
+
+        return result_of(ctx.plan, "dag", ctx.events()).model_dump(mode="json")
+    finally:
+        ctx.close()
+
+
+def taken(states: dict[str, str]) -> set[str]:
+    return {name for name, state in states.items() if state == "success"}
+
+
+def test_restored(rig: SiteRig, run_dag: RunDag) -> None:
+    state, states = run_dag(rig, rig.maintenance())
+    assert state == "success", states
+    assert taken(states) == {
+        "plan",
+        "precheck",
+        f"drain_{WORKLOAD}",
+        f"checkpoint_{WORKLOAD}",
+        "maintain",
+        "validate",
+        f"gate_{WORKLOAD}",
+        f"restore_{WORKLOAD}",
+        f"return_to_service_{WORKLOAD}",
+        "finish",
+    }
+    assert {s for n, s in states.items() if n not in taken(states)} == {"skipped"}
+    [workload] = result(rig)["workloads"]
+    assert workload["outcome"] == "restored"
+    assert (rig.copies(), rig.ask("/count")["count"]) == (1, 4)
+    assert (rig.home / "runs" / "dag" / "report.html").exists()
+
+
+def test_declared_change_takes_the_cold_branch(rig: SiteRig, run_dag: RunDag) -> None:
+    (rig.root / "new").write_text("2.0\n")
+    maintenance = rig.maintenance(
+        variables={"patch_command": ["cp", str(rig.root / "new"), str(rig.version_file)]},
+        changes={"engine.version": "2.0"},
+    )
+    state, states = run_dag(rig, maintenance)
+    assert state == "success", states
+    assert states[f"checkpoint_{WORKLOAD}"] == states[f"restore_{WORKLOAD}"] == "skipped"
+    assert states[f"stop_{WORKLOAD}"] == states[f"cold_start_{WORKLOAD}"] == "success"
+    [workload] = result(rig)["workloads"]
+    assert workload["outcome"] == "cold-started"
+    assert "1.0 -> 2.0" in workload["cause"]
+    assert (rig.copies(), rig.ask("/count")["count"]) == (1, 1)
+
+
+def test_failed_maintenance_fails_the_dag_run_and_quarantines(
+    rig: SiteRig, run_dag: RunDag
+) -> None:
+    state, states = run_dag(rig, rig.maintenance(variables={"patch_command": ["false"]}))
+    assert state == "failed"
+    assert states["maintain"] == "failed"
+    assert states["rollback"] == states["quarantine"] == "success"
+    assert states["finish"] == "failed"
+    assert result(rig)["node_state"] == "quarantined"
+    assert (rig.copies(), rig.ask("/count")["count"]) == (1, 4)
+
+
+def test_refused_plan_touches_nothing(idle_rig: SiteRig, run_dag: RunDag) -> None:
+    rig = idle_rig
+    rig.workload["launch"]["command"].append("--ring")
+    rig.start()
+    state, states = run_dag(rig, rig.maintenance())
+    assert (state, states["plan"]) == ("failed", "failed")
+    assert taken(states) == set()
+    assert rig.copies() == 1
+    assert not (rig.root / "patched").exists()
+
+
+def test_every_verb_of_the_sequence_has_its_task() -> None:
+    with DAG(dag_id="verbs", schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC)):
+        group = maintenance_task_group(maintenance="/m.yaml", node=NODE, workloads=["a", "b"])
+    names = {name.removeprefix("maintenance.") for name in group.children}
+    node_verbs = {Verb.PRECHECK, Verb.MAINTAIN, Verb.VALIDATE, Verb.ROLLBACK, Verb.QUARANTINE}
+    expected = {verb.value for verb in node_verbs} | {
+        f"{verb.value}_{workload}" for verb in set(Verb) - node_verbs for workload in "ab"
+    }
+    assert names == expected | {"plan", "finish"}
