@@ -1,0 +1,92 @@
+"""Which strategy a workload gets: every row of the ladder, and no step up it."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from pitstop.decide.strategy import choose
+from pitstop.model.verdict import Difference, Verdict
+from pitstop.model.words import Judgement, OnCheckpointFailure, Shape, Strategy
+
+VALID = Verdict()
+TOLERATED = Verdict((Difference("host.kernel", "6.1", "6.2", Judgement.TOLERATED, "may"),))
+INVALID = Verdict(
+    (
+        Difference("driver.version", "580", "590", Judgement.INVALID, "saved value only"),
+        Difference("host.kernel", "6.1", "6.2", Judgement.TOLERATED, "may"),
+        Difference("engine.version", "1", "2", Judgement.INVALID, "saved value only"),
+    )
+)
+RING = ["io_uring at fd 7: CRIU cannot dump it"]
+ABORT, COLD, WAIT = (
+    OnCheckpointFailure.ABORT,
+    OnCheckpointFailure.COLD_START,
+    OnCheckpointFailure.WAIT,
+)
+
+
+@pytest.mark.parametrize("shape", [Shape.SINGLE_GPU, Shape.SINGLE_NODE])
+@pytest.mark.parametrize("policy", [ABORT, COLD, WAIT])
+@pytest.mark.parametrize("predicted", [VALID, TOLERATED])
+def test_declared_changes_that_keep_the_fingerprint(
+    shape: Shape, policy: OnCheckpointFailure, predicted: Verdict
+) -> None:
+    choice = choose(shape, True, "", [], predicted, policy)
+    assert choice.strategy is Strategy.RESTORE
+    assert choice.reason
+
+
+@pytest.mark.parametrize("blockers", [[], RING])
+@pytest.mark.parametrize("policy", [ABORT, COLD, WAIT])
+def test_declared_change_that_invalidates_means_no_dump_at_all(
+    blockers: list[str], policy: OnCheckpointFailure
+) -> None:
+    """Whether it could be dumped, or what becomes of it when not, is then of no importance."""
+    choice = choose(Shape.SINGLE_NODE, True, "", blockers, INVALID, policy)
+    assert choice.strategy is Strategy.COLD_START
+    # Each reason with both values; what is tolerated is no reason.
+    assert "driver.version: 580 -> 590" in choice.reason
+    assert "engine.version: 1 -> 2" in choice.reason
+    assert "host.kernel" not in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("policy", "strategy"),
+    [(ABORT, Strategy.REFUSE), (WAIT, Strategy.REFUSE), (COLD, Strategy.COLD_START)],
+)
+def test_known_blocker_is_decided_by_the_policy(
+    policy: OnCheckpointFailure, strategy: Strategy
+) -> None:
+    choice = choose(Shape.SINGLE_GPU, True, "", RING, VALID, policy)
+    assert choice.strategy is strategy
+    assert RING[0] in choice.reason
+
+
+@pytest.mark.parametrize("policy", [ABORT, COLD, WAIT])
+@pytest.mark.parametrize("predicted", [VALID, INVALID])
+def test_multi_node_is_never_touched_alone(policy: OnCheckpointFailure, predicted: Verdict) -> None:
+    choice = choose(Shape.MULTI_NODE, True, "", [], predicted, policy)
+    assert choice.strategy is Strategy.REFUSE
+    assert "several machines" in choice.reason
+
+
+@pytest.mark.parametrize("shape", list(Shape))
+def test_what_does_not_run_is_left(shape: Shape) -> None:
+    choice = choose(shape, False, "ended with status 1", RING, INVALID, COLD)
+    assert choice.strategy is Strategy.LEAVE
+    assert "ended with status 1" in choice.reason
+
+
+def test_it_never_rises() -> None:
+    """One more obstacle never gives a strategy that keeps more."""
+    keeps = {Strategy.RESTORE: 2, Strategy.COLD_START: 1, Strategy.REFUSE: 0}
+    for shape, policy in product(Shape, (ABORT, COLD, WAIT)):
+        free = choose(shape, True, "", [], VALID, policy).strategy
+        for blockers, predicted in product([[], RING], [VALID, TOLERATED, INVALID]):
+            choice = choose(shape, True, "", blockers, predicted, policy)
+            assert keeps[choice.strategy] <= keeps[free]
+            assert choice.reason
+            if blockers or not predicted.valid or shape is Shape.MULTI_NODE:
+                assert choice.strategy is not Strategy.RESTORE
