@@ -44,14 +44,28 @@ class Journal:
     """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Before SQLite makes it: the files beside it get the mode that this one has.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        path.chmod(0o600)
+        """Open a journal, or begin one.
+
+        Raises:
+            BadInput: there is something else at that place, or it cannot be written.
+        """
         self._engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": 60})
         self._lock = threading.Lock()
         sa.event.listen(self._engine, "connect", _configure)
         sa.event.listen(self._engine, "begin", _begin_immediate)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # Before SQLite makes it: the files beside it get the mode that this one has.
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            path.chmod(0o600)
+            self._lay_out()
+        except OSError as error:
+            raise BadInput(str(path), f"no journal can be kept here: {error.strerror}") from error
+        except sa.exc.DatabaseError as error:
+            self.close()
+            raise BadInput(str(path), f"no journal can be kept here: {error.orig}") from error
+
+    def _lay_out(self) -> None:
         _metadata.create_all(self._engine)
         with self._engine.begin() as connection:
             for table in ("runs", "events"):
