@@ -120,6 +120,24 @@ def test_events_are_there_for_the_next_process(journal: Journal) -> None:
     again.close()
 
 
+@pytest.mark.parametrize("case", ["text", "directory", "below a file"])
+def test_something_else_at_its_place_is_bad_input_and_left_alone(tmp_path: Path, case: str) -> None:
+    path = tmp_path / "journal.db"
+    if case == "text":
+        path.write_text("not a database, and not a short text either\n" * 40)
+    elif case == "directory":
+        path.mkdir()
+    else:
+        path.touch()
+        path = path / "journal.db"
+    before = path.read_bytes() if path.is_file() else b""
+    with pytest.raises(BadInput) as caught:
+        Journal(path)
+    assert caught.value.subject == str(path)
+    if case == "text":
+        assert path.read_bytes() == before
+
+
 # --- runs ---
 
 
