@@ -263,9 +263,8 @@ class TestPidFile:
         assert running(engine.restore("ck2"))
         assert engine.ask("/count")["count"] == 5
 
-    def test_without_a_pid_file_it_is_not_found(
-        self, engine: Engine, server: subprocess.Popen[bytes]
-    ) -> None:
+    @pytest.mark.usefixtures("server")
+    def test_without_a_pid_file_it_is_not_found(self, engine: Engine) -> None:
         with pytest.raises(WorkloadGone):
             engine.save()
 

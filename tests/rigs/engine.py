@@ -72,14 +72,13 @@ def state_letter(pid: int) -> str:
 
 
 def copies_of(*words: str) -> list[int]:
-    """PIDs of the living processes whose first arguments are these, wherever they run."""
+    """PIDs of what runs below this process with these as its first arguments."""
     wanted, found = [word.encode() for word in words], []
-    for entry in Path("/proc").iterdir():
+    for process in processes.tree(os.getpid()):
         with suppress(OSError):
-            if entry.name.isdigit():
-                command = (entry / "cmdline").read_bytes().split(b"\0")
-                if command[1 : 1 + len(wanted)] == wanted and state_letter(int(entry.name)) != "Z":
-                    found.append(int(entry.name))
+            command = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
+            if command[1 : 1 + len(wanted)] == wanted:
+                found.append(process.pid)
     return sorted(found)
 
 
@@ -277,8 +276,7 @@ class Engine:
 
     def copies(self) -> int:
         """How many copies of the counting server live: counted, not believed."""
-        own = {process.pid for process in processes.tree(os.getpid())}
-        return len(own & set(copies_of(str(SERVER))))
+        return len(copies_of(str(SERVER)))
 
     def rpc(self, call: str, **arguments: Any) -> dict[str, Any]:
         """Ask the engine what a controller asks it; in this process, by the same code."""

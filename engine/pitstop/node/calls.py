@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pitstop.images.durable import make_directory, read_json, write_json
-from pitstop.model.errors import BadInput, PitstopError, Refused
+from pitstop.model.errors import BadInput, PitstopError, Refused, Unexpected
 from pitstop.node.clock import now
 from pitstop.node.ops import Operation
 from pitstop.node.paths import StateDir, boot_id
@@ -185,3 +185,5 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
         return {"error": error.to_json()}
     except (KeyError, TypeError, ValueError) as error:
         return {"error": BadInput(str(request.get("call")), f"{error!r}").to_json()}
+    except OSError as error:  # a full or broken disk: the caller must hear of it
+        return {"error": Unexpected(str(request.get("call")), f"{error}").to_json()}

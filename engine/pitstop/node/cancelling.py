@@ -22,14 +22,31 @@ _request = _Request()
 
 
 def listen(subject: str) -> None:
-    """From now on SIGTERM raises `Cancelled` in the main thread."""
+    """From now on the first SIGTERM raises `Cancelled` in the main thread.
+
+    Only the first: what is cleaned up because of it must not be cut short by another.
+    """
 
     def handler(_number: int, _frame: FrameType | None) -> None:
-        _request.asked = True
-        if not _request.deferred:
+        first, _request.asked = not _request.asked, True
+        if first and not _request.deferred:
             raise Cancelled(subject, "cancelled on request")
 
     signal.signal(signal.SIGTERM, handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
+
+
+@contextlib.contextmanager
+def postponed() -> Iterator[None]:
+    """A program started within this block takes no SIGTERM before it listens.
+
+    Else a request that comes while its interpreter starts would end it without a word.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def asked() -> bool:

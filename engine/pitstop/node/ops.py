@@ -22,15 +22,18 @@ from typing import Any
 from pitstop.images.durable import make_directory, read_json, sync_directory, write_json
 from pitstop.model.errors import (
     BadInput,
+    Busy,
     DeadlineExceeded,
     PermanentError,
     PitstopError,
     Unexpected,
+    WorkloadGone,
 )
+from pitstop.node import cancelling, processes
 from pitstop.node.clock import now, running_seconds
 from pitstop.node.locks import Lock, is_held, wait_until_free
 from pitstop.node.paths import StateDir, boot_id, checked
-from pitstop.node.processes import Identity, identity
+from pitstop.node.processes import Identity
 
 
 class OpState(StrEnum):
@@ -131,7 +134,7 @@ class Operation:
 
     def _spawn(self, lock: Lock) -> None:
         assert lock.descriptor is not None  # noqa: S101  # taken above
-        with self.log.open("ab") as log:
+        with self.log.open("ab") as log, cancelling.postponed():
             process = subprocess.Popen(
                 [sys.executable, "-m", "pitstop.node.main", "op-run", self.id],
                 stdin=subprocess.DEVNULL,
@@ -143,7 +146,10 @@ class Operation:
                 start_new_session=True,
                 pass_fds=(lock.descriptor,),
             )
-        started = identity(process.pid)
+        try:
+            started = processes.identity(process.pid)
+        except WorkloadGone:
+            return  # it has ended by now, with a result
         write_json(self.path / "runner.json", {"pid": started.pid, "start": started.start})
 
     def status(self) -> Status:
@@ -182,12 +188,16 @@ class Operation:
         """Ask the runner to stop, and wait until it has.
 
         Raises:
+            Busy: it is just being started.
             DeadlineExceeded: it still runs after so many seconds.
         """
-        runner = read_json(self.path / "runner.json")
-        if self.status().state is OpState.RUNNING and runner is not None:
+        if self.status().state is OpState.RUNNING:
+            runner = read_json(self.path / "runner.json")
+            if runner is None:
+                raise Busy(self.id, "it is just being started", "cancel it again")
             process = Identity(int(runner["pid"]), int(runner["start"]))
-            if process.alive():
+            # The lock is the proof: the file alone may name any process.
+            if process.alive() and processes.has_open(process.pid, self.path / "lock"):
                 os.kill(process.pid, signal.SIGTERM)
             wait_until_free(self.path / "lock", seconds)
         return self.status()
@@ -256,6 +266,7 @@ def parse_arguments(text: str) -> dict[str, Any]:
     """
     try:
         data = json.loads(text) if text.strip() else {}
+        json.dumps(data, ensure_ascii=False).encode()  # halves of characters cannot be written
     except ValueError as error:
         raise BadInput("arguments", f"not JSON: {error}") from error
     if not isinstance(data, dict):

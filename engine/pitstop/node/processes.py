@@ -147,8 +147,8 @@ def has_open(pid: int, path: Path) -> bool:
             os.readlink(f"/proc/{pid}/fd/{descriptor}") == str(path)
             for descriptor in os.listdir(f"/proc/{pid}/fd")
         )
-    except (FileNotFoundError, ProcessLookupError):
-        return False  # gone already
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return False  # gone already, or out of our reach, which ours never are
 
 
 def wait_gone(processes: list[Identity], deadline: float) -> list[Identity]:

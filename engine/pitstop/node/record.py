@@ -110,7 +110,7 @@ class WorkloadState:
     def release(self, run: str) -> None:
         """End the hold of a run; that of another run stays."""
         if self.holder() == run:
-            self._hold.unlink()
+            self._hold.unlink(missing_ok=True)
 
     def log_paths(self) -> tuple[Path, Path]:
         """The files that stdout and stderr of the workload go to."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Mapping
@@ -77,15 +78,9 @@ def end_launched(
 
 def _kill_if_ours(pid: int, files: WorkloadState) -> None:
     """Kill a process that holds this workload's lock file open, and no other."""
-    if pid <= 1:
-        return
-    wanted = str(files.lock_path)
-    try:
-        links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
-        if wanted in links:
+    if pid > 1 and processes.has_open(pid, files.lock_path):
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    except (FileNotFoundError, ProcessLookupError):
-        return  # gone already
 
 
 def _end_tree(tree: list[Identity], number: signal.Signals, grace: float, name: str) -> str:
