@@ -23,6 +23,14 @@ class Keys:
         self.directory = directory
         self.private = directory / "signing.pem"
 
+    def check(self) -> None:
+        """See that there is a key to sign with.
+
+        Raises:
+            InvalidCheckpoint: it is not kept safe.
+        """
+        self._signer()
+
     def sign(self, payload: bytes, payload_type: str) -> bytes:
         """Return a DSSE envelope over the payload, as JSON bytes."""
         from securesystemslib.dsse import Envelope

@@ -136,6 +136,7 @@ class _Checkpointer:
 
     def run(self) -> dict[str, Any]:
         self.store.check_new(self.order.checkpoint)
+        self.keys.check()
         subject_ = subject.find(self.files, self.order.pid_file)
         disprove_checkpoints(self.files, self.state)
         found = blockers.scan(subject_.tree, self.store.directory)

@@ -75,7 +75,9 @@ def launch(request: Request, state: StateDir) -> int:
     files = WorkloadState(state, request.workload)
     lock = Lock(files.lock_path)
     if not lock.try_acquire():
-        raise Refused(request.workload, "a copy of it runs already on this node")
+        refusal = Refused(request.workload, "a copy of it runs already on this node")
+        _report(request, {"failed": refusal.to_json()})
+        raise refusal
     try:
         holder = files.holder()
         if holder not in ("", request.run):
