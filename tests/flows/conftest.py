@@ -68,6 +68,7 @@ def server() -> Iterator[str]:
     try:
         _wait_healthy(url, process, log)
         yield url
+        _send_what_waits()
     finally:
         process.terminate()
         try:
@@ -75,6 +76,15 @@ def server() -> Iterator[str]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _send_what_waits() -> None:
+    """Let Prefect's threads send their logs and events while somebody takes them."""
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    APILogWorker.instance().drain()
+    EventsWorker.drain_all()
 
 
 def _wait_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

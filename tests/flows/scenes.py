@@ -11,6 +11,18 @@ from pitstop.journal.store import Journal
 from pitstop.model.event import Event
 from tests.rigs.site import NODE, PORT, WORKLOAD, SiteRig
 
+RESTORED = [
+    f"precheck-{NODE}",
+    "drain-web",
+    "checkpoint-web",
+    f"maintain-{NODE}",
+    f"validate-{NODE}",
+    "gate-web",
+    "restore-web",
+    "return-to-service-web",
+]
+"""The task runs of a maintenance that keeps its workload."""
+
 QUIET = """---
 schema: pitstop/runbook/v1
 title: Without a reboot
@@ -113,6 +125,3 @@ def assert_in_service(rig: SiteRig, count: int) -> None:
     assert rig.ask("/count")["count"] == count
     assert rig.ask("/")["open"] is True
     assert look(rig) == {"quarantine": None, "holder": "", "running": True}
-
-
-__all__ = ["HOLD", "NODE", "PORT", "SQUAT", "WORKLOAD", "SiteRig"]

@@ -75,11 +75,6 @@ def test_killed_in_checkpoint_maintain_and_restore(rig: SiteRig, server: str) ->
         second_driver_is_refused(rig)
         kill(process, signal.SIGTERM)
     check_in_the_middle(rig)
-
-    with driven(rig, "resume", RUN) as process:
-        until_says(process, f"{NODE}: maintain")
-        kill(process, signal.SIGKILL)
-    check_in_the_middle(rig)
     broken.touch()
     go_on.write_text("go\n")
 
@@ -156,15 +151,14 @@ def check_journal(rig: SiteRig) -> None:
     assert set(finished.values()) == {1}
     assert not [e for e in events if e.kind == "step.failed"]
     resumed = [e.data for e in events if e.kind == "run.resumed"]
-    assert resumed == [{"recover": False}] * 4
+    assert resumed == [{"recover": False}] * 3
 
 
 def check_flow_runs() -> None:
     """Prefect shows what it could see; what was done before is `Cached`, not done again."""
-    first, second, beside, third, fourth = api.flow_runs(RUN)
-    states = [f["state_type"] for f in (first, second, beside, third, fourth)]
-    assert states == ["RUNNING", "CRASHED", "FAILED", "RUNNING", "CRASHED"]
-    tasks = api.task_runs(fourth["id"], [f"maintain-{NODE}", f"validate-{NODE}"])
+    found = api.flow_runs(RUN)
+    assert [f["state_type"] for f in found] == ["RUNNING", "CRASHED", "FAILED", "CRASHED"]
+    tasks = api.task_runs(found[-1]["id"], [f"maintain-{NODE}", f"validate-{NODE}"])
     cached = {name for name, task in tasks.items() if task["state_name"] == "Cached"}
     assert {f"precheck-{NODE}", "drain-web", "checkpoint-web"} <= cached
     assert not [t for t in tasks.values() if t["state_name"] == "RolledBack"]

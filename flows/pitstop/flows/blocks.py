@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 from pathlib import Path
 
@@ -11,10 +10,10 @@ from prefect.blocks.abstract import CredentialsBlock
 from prefect.blocks.core import Block
 from pydantic import Field, SecretStr
 
-from pitstop.images.durable import write_atomic
 from pitstop.model.errors import BadInput
 from pitstop.model.site import Site
 from pitstop.model.yamltext import load_model
+from pitstop.steps.identities import key_text, with_identity
 
 _DOCUMENTATION = "https://docs.prefect.io/v3/concepts/blocks"
 
@@ -45,27 +44,13 @@ class SshCredentials(CredentialsBlock):
         Raises:
             BadInput: it is not a usable private key.
         """
+        text = key_text(self.private_key.get_secret_value())
         for kind in (paramiko.Ed25519Key, paramiko.ECDSAKey, paramiko.RSAKey):
             try:
-                return kind.from_private_key(io.StringIO(self._text()))
+                return kind.from_private_key(io.StringIO(text))
             except (paramiko.SSHException, ValueError, TypeError, IndexError):
                 continue  # a key of another kind
         raise BadInput("private_key", "not an unencrypted private key in OpenSSH or PEM form")
-
-    def write(self, directory: Path) -> Path:
-        """Put the key into a file that only its owner can read, and return its path.
-
-        The file is named by the key, so a run that was planned with one never finds another.
-        """
-        name = hashlib.sha256(self.get_client().asbytes()).hexdigest()[:32]
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = directory / f"ssh-{name}.key"
-        write_atomic(path, self._text().encode(), mode=0o600)
-        return path
-
-    def _text(self) -> str:
-        """Return the key's text as if no form field and no other system had touched it."""
-        return "\n".join(self.private_key.get_secret_value().split("\r\n")).strip() + "\n"
 
 
 class PitstopSite(Block):
@@ -108,16 +93,8 @@ class PitstopSite(Block):
         site = load_model(Site, self.site_yaml, "site.yaml (block)")
         if self.credentials is None:
             return site
-        identity = str(self.credentials.write(keys))
-        nodes = {
-            name: node
-            if node.ssh is None
-            else node.model_copy(
-                update={"ssh": node.ssh.model_copy(update={"identity_file": identity})}
-            )
-            for name, node in site.nodes.items()
-        }
-        return site.model_copy(update={"nodes": nodes})
+        self.credentials.get_client()
+        return with_identity(site, self.credentials.private_key.get_secret_value(), keys)
 
 
 def stored_site(name: str) -> PitstopSite:
