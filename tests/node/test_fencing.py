@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -271,7 +270,7 @@ class TestPortTaken:
         assert status["state"] == "done", status
         assert engine.ask("/count")["count"] == 3
 
-    def test_auto_starts_cold_and_says_why(self, engine: Engine, tmp_path: Path) -> None:
+    def test_auto_starts_cold_and_says_why(self, engine: Engine) -> None:
         engine.serve()
         engine.save()
         release(engine)

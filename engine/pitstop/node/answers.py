@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 import time
 import urllib.error
@@ -14,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pitstop.model.errors import DeadlineExceeded, NotReady, PermanentError, TemporaryError
+from pitstop.node.capture import capture
 from pitstop.node.clock import running_seconds
 
 BODY_LIMIT = 16 << 20
+COMMAND_TIMEOUT = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +84,12 @@ def _not_ready(ready: Mapping[str, Any]) -> str:
             return error.cause
         return "" if status == wanted else f"HTTP {status} instead of {wanted}"
     try:
-        result = subprocess.run(
-            [str(part) for part in ready["command"]],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=30,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
+        found = capture([str(part) for part in ready["command"]], COMMAND_TIMEOUT)
+    except OSError as error:
         return str(error)
-    return "" if result.returncode == 0 else f"exit status {result.returncode}"
+    if found.status is None:
+        return f"{ready['command'][0]}: no answer in {COMMAND_TIMEOUT} s"
+    return "" if found.status == 0 else f"exit status {found.status} {found.err[-200:]}".strip()
 
 
 def proof_answer(proof: Mapping[str, Any]) -> str:

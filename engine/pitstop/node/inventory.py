@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from pitstop.model.errors import PitstopError
 from pitstop.model.fingerprint import Fact, Fingerprint
 from pitstop.node import criu
+from pitstop.node.capture import capture
 from pitstop.node.gpus import gpu_facts
 
 PROBE_TIMEOUT = 60
@@ -70,20 +70,18 @@ def read_probe(probe: Mapping[str, Any]) -> Fact:
 def _file(path: Path) -> Fact:
     from blake3 import blake3
 
+    path.open("rb").close()  # whose error names what is wrong; that of the mapping does not
     return Fact("blake3:" + blake3(max_threads=2).update_mmap(path).hexdigest())
 
 
 def _first_line(argv: list[str]) -> Fact:
-    try:
-        result = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_TIMEOUT, check=False
-        )
-    except subprocess.TimeoutExpired:
+    found = capture(argv, PROBE_TIMEOUT)
+    if found.status is None:
         return Fact(None, f"{argv[0]}: no answer in {PROBE_TIMEOUT} s")
-    lines = result.stdout.decode(errors="replace").strip().splitlines()
-    if result.returncode != 0:
-        tail = result.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        return Fact(None, f"{argv[0]}: exit status {result.returncode} {''.join(tail)[:200]}")
+    lines = found.out.strip().splitlines()
+    if found.status != 0:
+        tail = found.err.strip().splitlines()[-1:]
+        return Fact(None, f"{argv[0]}: exit status {found.status} {''.join(tail)[:200]}")
     return Fact(lines[0][:500]) if lines else Fact(None, f"{argv[0]}: printed nothing")
 
 
