@@ -286,7 +286,6 @@ def test_run_id_that_is_no_name_is_refused_and_breaks_no_list(
     assert json.loads(cli("runs", "--json").stdout) == []
 
 
-@pytest.mark.xfail(reason="the run is recorded before its front end is looked up")
 def test_unknown_front_end_records_nothing(cli: Cli, saved: Path) -> None:
     assert cli("run", str(saved), "--on", "crontab", "--json").exit_code == 2
     assert json.loads(cli("runs", "--json").stdout) == []
@@ -337,7 +336,6 @@ def test_node_that_cannot_be_asked_is_a_failure_without_a_trace(cli: Cli, tmp_pa
     assert "refused" in done.stderr
 
 
-@pytest.mark.xfail(reason="home_of() lets an OSError through")
 def test_home_that_is_none_is_bad_input(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for place in ("file", "file/below"):

@@ -16,7 +16,7 @@ from pitstop.steps.home import home_of
 
 def demo(
     home: Home = None,
-    on: Annotated[str, typer.Option("--on", help="What drives it: prefect or steps.")] = "prefect",
+    on: Annotated[str, typer.Option("--on", help="prefect, airflow or steps.")] = "prefect",
     json: Json = False,
 ) -> None:
     """Keep a real inference server alive through two maintenances of a node."""

@@ -26,7 +26,7 @@ from pitstop.steps.runs import create_run, drive, new_run_id, open_run, write_re
 MaintenanceFile = Annotated[Path, typer.Argument(help="The maintenance.yaml.")]
 RunId = Annotated[str, typer.Argument(help="The run's id.")]
 FrontEnd = Annotated[
-    str, typer.Option("--on", help="What drives it: steps (this process) or prefect.")
+    str, typer.Option("--on", help="What drives it: steps (this process), prefect or airflow.")
 ]
 
 
@@ -65,10 +65,10 @@ def run(
             if maintenance.suffix == ".json"
             else plan_from_files(site, maintenance)
         )
-        directory, identifier = home_of(home), run_id or new_run_id()
+        directory, identifier, driver = home_of(home), run_id or new_run_id(), front_end(on)
         create_run(directory, made, identifier, on)
         progress(f"run {identifier}: if this is cut off, pitstop resume {identifier}")
-        _finish(directory, front_end(on)(directory, identifier), json)
+        _finish(directory, driver(directory, identifier), json)
 
 
 def resume(run_id: RunId, home: Home = None, on: FrontEnd = "steps", json: Json = False) -> None:
@@ -152,7 +152,7 @@ def front_end(name: str) -> Callable[[Path, str], RunResult]:
                 f"--on {name}", f"not installed here: {error}", f"install pitstop[{name}]"
             ) from error
         return driver
-    raise BadInput(f"--on {name}", "no such front end", "steps, prefect")
+    raise BadInput(f"--on {name}", "no such front end", "steps, prefect, airflow")
 
 
 def _saved_plan(path: Path) -> Plan:

@@ -11,9 +11,17 @@ from pitstop.model.event import Event
 from pitstop.model.words import Verb
 
 PATH_BACK = frozenset(
-    {Verb.VALIDATE, Verb.GATE, Verb.RESTORE, Verb.COLD_START, Verb.RETURN_TO_SERVICE}
+    {
+        Verb.VALIDATE,
+        Verb.GATE,
+        Verb.RESTORE,
+        Verb.COLD_START,
+        Verb.RETURN_TO_SERVICE,
+        Verb.QUARANTINE,
+    }
 )
-"""Verbs that a recovery tries anew. What lies before them has happened and stays."""
+"""Verbs that a recovery tries anew. What lies before them has happened and stays, but for
+what failed for lack of contact: that is asked for again whenever a run is taken up."""
 
 WITHOUT_CONTACT = frozenset({ConnectionLost.code, NodeUnreachable.code})
 """Codes of errors that say nothing about the work on the node: it may run on, or be done."""
@@ -51,6 +59,8 @@ def standing(events: Sequence[Event], verb: Verb, subject: str) -> Standing:
             failure, recent = None, 0
             if verb is Verb.VALIDATE or verb is Verb.GATE:
                 result = None
+        elif event.kind == "run.resumed" and failure and failure["code"] in WITHOUT_CONTACT:
+            failure, recent = None, 0
         if (event.verb, event.subject) != (verb.value, subject):
             continue
         if event.kind == "step.finished":

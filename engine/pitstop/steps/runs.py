@@ -94,9 +94,21 @@ def drive(ctx: RunContext, perform_step: Perform | None = None) -> RunResult:
 def go_through(ctx: RunContext, perform_step: Perform) -> RunResult:
     """Go through the sequence that the run is in: the whole, or its recovery."""
     sequence = Sequence(ctx, perform_step)
-    if any(e.kind == "run.resumed" and e.data.get("recover") for e in ctx.events()):
-        return sequence.recover()
-    return sequence.run()
+    return sequence.recover() if is_recovery(ctx.events()) else sequence.run()
+
+
+def is_recovery(events: Iterable[Event]) -> bool:
+    """Tell whether a run was taken up again after its maintenance had failed.
+
+    One that only lost contact, or could not bring a workload back, goes on where it stands.
+    """
+    quarantined = False
+    for event in events:
+        if event.kind == "decision" and event.data.get("topic") == "quarantine":
+            quarantined = True
+        elif event.kind == "run.resumed" and event.data.get("recover") and quarantined:
+            return True
+    return False
 
 
 def ended_as(events: Iterable[Event]) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
+from pitstop.decide.attempts import WITHOUT_CONTACT
 from pitstop.decide.outcome import result_of
 from pitstop.model.errors import EndedInDump, PitstopError, Refused, WorkloadGone
 from pitstop.model.plan import WorkloadPlan
@@ -29,55 +30,81 @@ class _GivenUp(Exception):
         self.cause = cause
 
 
+class _OutOfContact(Exception):
+    """What became of a step is unknown: nothing may be decided from it."""
+
+    def __init__(self, cause: PitstopError) -> None:
+        self.cause = cause
+
+
 class Sequence:
     """One pass over a run's steps."""
 
     def __init__(self, ctx: RunContext, perform: Perform) -> None:
         self._ctx = ctx
-        self._perform = perform
+        self._performer = perform
         self._node = ctx.plan.node
         self._moved: list[WorkloadPlan] = []
 
     def run(self) -> RunResult:
         """Go through the whole sequence and return how the run ended."""
         try:
-            self._perform(Verb.PRECHECK, self._node)
+            self._performer(Verb.PRECHECK, self._node)
         except PitstopError as error:
             return self._end("refused" if isinstance(error, Refused) else "failed", str(error))
+        try:
+            return self._run()
+        except _OutOfContact as lost:
+            return self._end("partial", f"its effect is unknown: {lost.cause}")
+
+    def _run(self) -> RunResult:
         try:
             self._drain_all()
             self._save_all()
         except _GivenUp as given_up:
             # The node itself was not touched; all that was moved aside comes back.
-            complete = self._bring_back_all()
-            self._admit_all()
+            back = self._bring_back_all()
+            complete = self._admit_all() and back
             return self._end("failed" if complete else "partial", str(given_up.cause))
         try:
             self._perform(Verb.MAINTAIN, self._node)
             self._perform(Verb.VALIDATE, self._node)
         except PitstopError as error:
             return self._after_failed_maintenance(error)
-        complete = self._bring_back_all()
-        complete = self._admit_all() and complete
-        if complete:
+        back = self._bring_back_all()
+        if self._admit_all() and back:
             return self._end("done", "")
         return self._end("partial", "not every workload is back; see each one's cause")
 
     def recover(self) -> RunResult:
         """After a person has mended the node: validate, bring back the rest, lift quarantine."""
+        try:
+            return self._recover()
+        except _OutOfContact as lost:
+            return self._end("partial", f"its effect is unknown: {lost.cause}")
+
+    def _recover(self) -> RunResult:
         self._moved = [w for w in self._ctx.plan.workloads if self._was_moved(w.name)]
         try:
             self._perform(Verb.VALIDATE, self._node)
         except PitstopError as error:
             return self._end("partial", f"still not fit for service: {error}")
-        complete = self._bring_back_all()
-        complete = self._admit_all() and complete
-        if not complete:
+        back = self._bring_back_all()
+        if not (self._admit_all() and back):
             return self._end("partial", "not every workload is back; see each one's cause")
         if self._ctx.result(Verb.QUARANTINE, self._node) is not None:
             self._ctx.node.call("unquarantine", run=self._ctx.run)
             self._decide(self._node, "unquarantine", "in service", "validated after repair")
         return self._end("done", "")
+
+    def _perform(self, verb: Verb, subject: str) -> dict[str, Any]:
+        """Perform a step; without contact to the node no branch is taken, the run waits."""
+        try:
+            return self._performer(verb, subject)
+        except PitstopError as error:
+            if error.code in WITHOUT_CONTACT:
+                raise _OutOfContact(error) from error
+            raise
 
     def _drain_all(self) -> None:
         for workload in self._concerned():
@@ -103,11 +130,15 @@ class Sequence:
             self._decide(workload.name, "save", "leave", f"it had ended by itself: {error.cause}")
         except EndedInDump as error:
             self._decide(workload.name, "save", "stop", str(error))
+            # Whatever becomes of the stop: it does not run, and must be brought back.
+            self._moved.append(workload)
             self._stop(workload)
         except PitstopError as error:
             policy = workload.spec.policy.on_checkpoint_failure
+            if isinstance(error, Refused):
+                policy = OnCheckpointFailure.ABORT  # drained no longer: nothing is touched
             self._decide(workload.name, "save", policy.value, str(error))
-            if policy is OnCheckpointFailure.COLD_START and not isinstance(error, Refused):
+            if policy is OnCheckpointFailure.COLD_START:
                 self._stop(workload)
             elif policy is OnCheckpointFailure.WAIT:
                 self._wait(workload)
@@ -119,7 +150,8 @@ class Sequence:
             self._perform(Verb.STOP, workload.name)
         except PitstopError as error:
             raise _GivenUp(error) from error
-        self._moved.append(workload)
+        if workload not in self._moved:
+            self._moved.append(workload)
 
     def _wait(self, workload: WorkloadPlan) -> None:
         try:
@@ -153,30 +185,37 @@ class Sequence:
     def _bring_back(self, workload: WorkloadPlan) -> bool:
         """Restore or cold-start one workload; False when neither worked."""
         name = workload.name
+        if self._is_back(name):
+            return True
         try:
-            verdict = Verdict.from_json(self._perform(Verb.GATE, name)["verdict"])
-            cause = self._try_restore(name, verdict)
+            cause, verdict = self._try_restore(name)
             if not cause:
                 return True
-            self._decide(name, "start", "cold-start", cause, verdict=verdict.to_json())
+            self._decide(name, "start", "cold-start", cause, verdict=verdict)
             self._perform(Verb.COLD_START, name)
         except PitstopError as error:
             self._decide(name, "start", "wait for a person", str(error))
             return False
         return True
 
-    def _try_restore(self, name: str, verdict: Verdict) -> str:
-        """Return an empty text when it was restored, else why it must start cold."""
-        if self._ctx.result(Verb.CHECKPOINT, name) is None:
-            reason = self._ctx.workload(name).reason
-            return "; ".join(str(d) for d in verdict.invalid) or f"it was not saved: {reason}"
-        if not verdict.valid:
-            return "; ".join(str(d) for d in verdict.invalid)
+    def _try_restore(self, name: str) -> tuple[str, dict[str, Any] | None]:
+        """Return why it must start cold (empty: it was restored), and the gate's verdict."""
+        saved = self._ctx.result(Verb.CHECKPOINT, name) is not None
         try:
-            self._perform(Verb.RESTORE, name)
+            verdict = Verdict.from_json(self._perform(Verb.GATE, name)["verdict"])
         except PitstopError as error:
-            return f"the restore failed: {error}"
-        return ""
+            if saved:
+                raise  # a checkpoint of which nothing is known is kept
+            return f"it was not saved: {self._ctx.workload(name).reason}; no verdict: {error}", None
+        said = "; ".join(str(d) for d in verdict.invalid)
+        if not saved:
+            said = said or f"it was not saved: {self._ctx.workload(name).reason}"
+        elif verdict.valid:
+            try:
+                self._perform(Verb.RESTORE, name)
+            except PitstopError as error:
+                said = f"the restore failed: {error}"
+        return said, verdict.to_json()
 
     def _admit_all(self) -> bool:
         """Open admission of all that was drained and runs; False when one did not open."""

@@ -1,0 +1,161 @@
+"""A whole Airflow of its own, for `--on airflow`: `airflow standalone` in a temporary home."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pitstop.model.errors import DeadlineExceeded, Unexpected
+from pitstop.node.processes import tree, wait_gone
+
+START_DEADLINE = 300.0
+"""Seconds for all components to come up; a small machine needs more than a minute."""
+
+_STOP_GRACE = 20.0
+
+
+class Standalone:
+    """A running `airflow standalone`, on loopback, for this process alone.
+
+    :param connections: Airflow connections by id, as the JSON that Airflow reads.
+    """
+
+    def __init__(self, connections: Mapping[str, Mapping[str, Any]]) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="pitstop-airflow-")
+        self.home = Path(self._directory.name)
+        self.dags = self.home / "dags"
+        self.dags.mkdir()
+        self._port = _free_port()
+        self._token = ""
+        with (self.home / "standalone.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "airflow", "standalone"],
+                env={**os.environ, **self._environment(connections)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def url(self) -> str:
+        """Where its pages are."""
+        return f"http://127.0.0.1:{self._port}"
+
+    def _environment(self, connections: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+        settings = {
+            "CORE__LOAD_EXAMPLES": "False",
+            "CORE__DAGS_FOLDER": str(self.dags),
+            # Each is a process that is started at once; the default is 32.
+            "CORE__PARALLELISM": "4",
+            "CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
+            # Whoever reaches this loopback port may do what this user may do anyway.
+            "CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
+            "CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
+            "API__HOST": "127.0.0.1",
+            "API__PORT": str(self._port),
+            "API__BASE_URL": self.url,
+            "API__WORKERS": "1",
+            "DAG_PROCESSOR__REFRESH_INTERVAL": "2",
+            "DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "5",
+            "USAGE_DATA_COLLECTION__ENABLED": "False",
+            "SCHEDULER__ENABLE_HEALTH_CHECK": "False",
+        }
+        # It starts its components as `airflow`, which is beside this interpreter.
+        here = str(Path(sys.executable).parent)
+        return {
+            "PATH": os.pathsep.join((here, os.environ.get("PATH", os.defpath))),
+            "AIRFLOW_HOME": str(self.home),
+            **{f"AIRFLOW__{name}": value for name, value in settings.items()},
+            **{
+                f"AIRFLOW_CONN_{name.upper()}": json.dumps(connection)
+                for name, connection in connections.items()
+            },
+        }
+
+    def trigger(self, dag_id: str, conf: Mapping[str, Any]) -> str:
+        """Start a DAG run once the DAG is known, and return its id.
+
+        :raises DeadlineExceeded: Airflow did not come up, or does not know the DAG.
+        """
+        self._wait(f"/api/v2/dags/{dag_id}", lambda found: not found.get("is_paused", True))
+        answer = self._ask(
+            "POST", f"/api/v2/dags/{dag_id}/dagRuns", {"logical_date": None, "conf": dict(conf)}
+        )
+        return str(answer["dag_run_id"])
+
+    def wait_run(self, dag_id: str, run_id: str, deadline: float) -> str:
+        """Wait for a DAG run to end and return its state."""
+        path = f"/api/v2/dags/{dag_id}/dagRuns/{run_id}"
+        ended = ("success", "failed")
+        return str(self._wait(path, lambda found: found["state"] in ended, deadline)["state"])
+
+    def _wait(self, path: str, good: Any, deadline: float = START_DEADLINE) -> dict[str, Any]:
+        end = time.monotonic() + deadline
+        last = "it was not asked yet"
+        while time.monotonic() < end:
+            if self._process.poll() is not None:
+                raise Unexpected("airflow standalone", f"ended: {self._log_tail()}")
+            try:
+                found = self._ask("GET", path)
+            except (OSError, ValueError) as error:
+                last = str(error)
+            else:
+                if good(found):
+                    return found
+                last = str({k: found.get(k) for k in ("state", "is_paused")})
+            time.sleep(0.5)  # its API has no event to wait for
+        raise DeadlineExceeded("airflow", f"{path}: {last}; {self._log_tail()}")
+
+    def _ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        if not self._token and path != "/auth/token":
+            self._token = str(self._ask("GET", "/auth/token")["access_token"])
+        request = urllib.request.Request(  # noqa: S310  # our own server on loopback
+            self.url + path,
+            method=method,
+            data=json.dumps(body).encode() if body is not None else None,
+            headers={"content-type": "application/json"}
+            | ({"authorization": f"Bearer {self._token}"} if self._token else {}),
+        )
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=30) as response:
+            answer: dict[str, Any] = json.load(response)
+            return answer
+
+    def _log_tail(self) -> str:
+        text = (self.home / "standalone.log").read_text(errors="replace")
+        return text.strip()[-1500:]
+
+    def close(self) -> None:
+        """End it with all its components, and remove its home."""
+        # Components make process groups and titles of their own, so they are found by
+        # descent, while the parent is still there.
+        family = [] if self._process.poll() is not None else tree(self._process.pid)
+        for number in (signal.SIGINT, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_STOP_GRACE)
+        for process in family:
+            if process.alive():
+                os.kill(process.pid, signal.SIGKILL)
+        wait_gone(family, _STOP_GRACE)
+        self._directory.cleanup()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
