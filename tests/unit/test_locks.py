@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -123,13 +124,31 @@ def test_wait_has_a_deadline(path: Path, deadline: float) -> None:
     lock.release()
 
 
-def test_wait_ends_although_its_timer_was_early(path: Path) -> None:
-    """A timer that fires in the moment before the wait begins must not make it endless."""
+def test_wait_ends_although_its_alarm_came_early(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An alarm in the moment before the wait begins must not make it endless.
+
+    Such a moment is made here: the first alarm is swallowed, as the system call would not
+    see it. Seen for real on a busy machine, in two of some ten thousand waits.
+    """
     lock = Lock(path)
     assert lock.try_acquire()
-    for _ in range(300):
-        with pytest.raises(DeadlineExceeded):
-            wait_until_free(path, 0.00001)
+    install = signal.signal
+    swallowed = []
+
+    def swallow_the_first(number: int, handler: Any) -> Any:
+        def late(*arguments: Any) -> None:
+            if swallowed:
+                handler(*arguments)
+            swallowed.append(arguments)
+
+        return install(number, late if callable(handler) else handler)
+
+    monkeypatch.setattr(signal, "signal", swallow_the_first)
+    with pytest.raises(DeadlineExceeded):
+        wait_until_free(path, 0.001)
+    assert len(swallowed) >= 1
     lock.release()
 
 
@@ -154,8 +173,9 @@ def test_waiting_needs_the_main_thread(path: Path) -> None:
 def test_held_for_a_block(path: Path) -> None:
     with held(path, "web", "another operation"):
         assert is_held(path)
-        with pytest.raises(Busy, match="another operation is under way"), held(
-            path, "web", "another operation"
+        with (
+            pytest.raises(Busy, match="another operation is under way"),
+            held(path, "web", "another operation"),
         ):
             pass
         assert is_held(path), "the one that was refused released it"

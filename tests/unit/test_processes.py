@@ -67,9 +67,7 @@ def test_names_that_look_like_fields(tmp_path: Path) -> None:
 
 def test_tree_and_group() -> None:
     script = "sleep 1000 & sh -c 'sleep 1000 & echo up; wait' & wait"
-    with subprocess.Popen(
-        ["sh", "-c", script], stdout=subprocess.PIPE, process_group=0
-    ) as process:
+    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, process_group=0) as process:
         assert process.stdout is not None
         process.stdout.readline()
         found = processes.tree(process.pid)
@@ -107,9 +105,7 @@ def test_wait_gone_returns_as_soon_as_the_last_one_ends() -> None:
 
 
 class TestPidFile:
-    def test_of_a_running_process(
-        self, tmp_path: Path, sleeper: subprocess.Popen[bytes]
-    ) -> None:
+    def test_of_a_running_process(self, tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
         for text in (f"{sleeper.pid}", f" {sleeper.pid}\n"):
             (tmp_path / "pid").write_text(text)
             assert processes.read_pid_file(tmp_path / "pid") == sleeper.pid
@@ -127,9 +123,7 @@ class TestPidFile:
         with pytest.raises(WorkloadGone):
             processes.read_pid_file(tmp_path / "pid")
 
-    def test_older_than_its_process(
-        self, tmp_path: Path, sleeper: subprocess.Popen[bytes]
-    ) -> None:
+    def test_older_than_its_process(self, tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
         path = tmp_path / "pid"
         path.write_text(str(sleeper.pid))
         old = time.time() - 60

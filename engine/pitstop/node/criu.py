@@ -171,7 +171,8 @@ def errors(checkpoint: Checkpoint) -> list[str]:
         return ["CRIU wrote no log"]
     found = re.findall(r"Error \([^)]*\): (.*)", text)
     named = [line.strip() for line in found if not _HARMLESS.search(line)][:20]
-    return named or [f"CRIU names no error; its log ends: {line}" for line in text.splitlines()[-1:]]
+    last = [f"CRIU names no error; its log ends: {line}" for line in text.splitlines()[-1:]]
+    return named or last
 
 
 # Logged on every run where root lacks CAP_SYS_RESOURCE, without any effect.

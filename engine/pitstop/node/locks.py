@@ -25,6 +25,10 @@ from pitstop.model.errors import Busy, DeadlineExceeded
 _FLOCK = "hhqqi0q"
 
 
+ALARM_INTERVAL = 0.05
+"""Seconds between the alarms of a deadline that has passed."""
+
+
 def _request(kind: int) -> bytes:
     return struct.pack(_FLOCK, kind, os.SEEK_SET, 0, 0, 0)
 
@@ -121,10 +125,13 @@ def _timer(deadline: float, subject: str) -> Iterator[None]:
         raise RuntimeError("a wait with a deadline needs the main thread")
 
     def expired(_number: int, _frame: FrameType | None) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         raise DeadlineExceeded(subject, f"still held after {deadline:g} s")
 
     before = signal.signal(signal.SIGALRM, expired)
-    signal.setitimer(signal.ITIMER_REAL, max(deadline, 0.001))
+    # Again and again: an alarm that comes after the interpreter last looked and before the
+    # system call begins interrupts nothing.
+    signal.setitimer(signal.ITIMER_REAL, max(deadline, 0.001), ALARM_INTERVAL)
     try:
         yield
     finally:
