@@ -135,7 +135,7 @@ def test_wait_ends_although_its_alarm_came_early(
     lock = Lock(path)
     assert lock.try_acquire()
     install = signal.signal
-    swallowed = []
+    swallowed: list[Any] = []
 
     def swallow_the_first(number: int, handler: Any) -> Any:
         def late(*arguments: Any) -> None:
