@@ -6,6 +6,7 @@ the tests start inherit it.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -18,6 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.flows.scenes import QUIET
 
 STARTUP = 180
 """Seconds for the server's start, most of which is the migration of its new database."""
@@ -97,3 +100,30 @@ def _wait_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None
         except OSError:
             time.sleep(0.2)  # it says nothing when it is up
     pytest.fail(f"no server after {STARTUP} s: {log.read_text(errors='replace')[-2000:]}")
+
+
+@pytest.fixture(scope="session")
+def here(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A site of this machine alone, without workloads, and a maintenance that does nothing."""
+    root = tmp_path_factory.mktemp("site")
+    node = {
+        "engine": [sys.executable, "-m", "pitstop.node.main"],
+        "state_dir": str(root / "state"),
+    }
+    site = {
+        "schema": "pitstop/site/v1",
+        "name": "here",
+        "policy": {"retries": {"drain": {"count": 3, "delay": 1}, "stop": {"count": 0}}},
+        "nodes": {"here": node},
+    }
+    (root / "quiet.md.j2").write_text(QUIET)
+    maintenance = {
+        "schema": "pitstop/maintenance/v1",
+        "title": "nothing",
+        "runbook": "quiet.md.j2",
+        "nodes": ["here"],
+        "variables": {"patch_command": ["true"]},
+    }
+    (root / "site.yaml").write_text(json.dumps(site))
+    (root / "nothing.yaml").write_text(json.dumps(maintenance))
+    return root / "site.yaml", root / "nothing.yaml"

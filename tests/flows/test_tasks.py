@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -21,47 +19,10 @@ from pitstop.steps.context import RunContext
 from pitstop.steps.files import plan_from_files
 from pitstop.steps.runs import create_run
 
-RETRIES = {"drain": {"count": 3, "delay": 1, "factor": 2}, "stop": {"count": 0}}
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A site of this machine alone, and a maintenance of it."""
-    root = tmp_path_factory.mktemp("site")
-    node = {
-        "engine": [sys.executable, "-m", "pitstop.node.main"],
-        "state_dir": str(root / "state"),
-    }
-    site, maintenance = root / "site.yaml", root / "patch.yaml"
-    write(
-        site,
-        {
-            "schema": "pitstop/site/v1",
-            "name": "here",
-            "policy": {"retries": RETRIES},
-            "nodes": {"here": node},
-        },
-    )
-    write(
-        maintenance,
-        {
-            "schema": "pitstop/maintenance/v1",
-            "title": "patch",
-            "runbook": "patch-and-restart",
-            "nodes": ["here"],
-            "variables": {"patch_command": ["true"]},
-        },
-    )
-    return site, maintenance
-
-
-def write(path: Path, data: dict[str, Any]) -> None:
-    path.write_text(json.dumps(data))
-
 
 @pytest.fixture
-def run(files: tuple[Path, Path], tmp_path: Path) -> Iterator[RunContext]:
-    create_run(tmp_path, plan_from_files(*files), "run", "prefect")
+def run(here: tuple[Path, Path], tmp_path: Path) -> Iterator[RunContext]:
+    create_run(tmp_path, plan_from_files(*here), "run", "prefect")
     with opened(str(tmp_path), "run") as found:
         yield found
 
@@ -78,13 +39,13 @@ def key(ctx: RunContext, verb: Verb = Verb.DRAIN, subject: str = "web") -> str:
     return found
 
 
-def test_no_two_steps_share_a_key(run: RunContext, files: tuple[Path, Path]) -> None:
+def test_no_two_steps_share_a_key(run: RunContext, here: tuple[Path, Path]) -> None:
     keys = [key(run, verb, subject) for verb, subject in product(Verb, ("web", "chat", "gpu1"))]
     assert len(set(keys)) == len(Verb) * 3
     assert keys[0] == key(run, next(iter(Verb)), "web")  # and a step has the same one always
 
     # A run of the same id in another home directory is another run.
-    create_run(run.home / "other", plan_from_files(*files), "run", "prefect")
+    create_run(run.home / "other", plan_from_files(*here), "run", "prefect")
     with opened(str(run.home / "other"), "run") as other:
         assert {key(other, verb) for verb in Verb}.isdisjoint(keys)
 
