@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.rigs.site import NODE, PORT, WORKLOAD, SiteRig, cli_command
 
 QUIET_RUNBOOK = """---

@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.rigs.lab import MakeLab, ssh
 
 from pitstop.lab.errors import LabError
 from pitstop.lab.lab import Lab
 from pitstop.lab.layout import NETNS_DIR, REGISTRY
 from pitstop.lab.node import LabNode
 from pitstop.lab.reboot import inside_node
+from tests.rigs.lab import MakeLab, ssh
 
 CRIU = os.environ.get("PITSTOP_CRIU", "/opt/pitstop/criu/bin/criu")
 

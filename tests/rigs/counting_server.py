@@ -1,9 +1,9 @@
 """A small HTTP server with state in memory, for tests that need a workload. Standard library.
 
 `GET /` says how often `/count` was asked, `GET /count` counts, `/slow` does once the file
-`--let-go` exists, `/drain` and `/undrain` close and open admission, `/inflight` is the gauge, `/proof` answers
-the same as long as the memory is the same. `--break-at FILE`: while that file exists, every
-request is answered with 503 and `/proof` lies.
+`--let-go` exists, `/drain` and `/undrain` close and open admission, `/inflight` is the gauge,
+`/proof` answers the same as long as the memory is the same. `--break-at FILE`: while that file
+exists, every request is answered with 503 and `/proof` lies.
 """
 
 from __future__ import annotations

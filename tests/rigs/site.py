@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.rigs.lab import MakeLab
 
 from pitstop.demo.setup import node_data
 from pitstop.fleet.node import RemoteNode
@@ -19,6 +18,7 @@ from pitstop.lab.lab import Lab
 from pitstop.lab.node import LabNode
 from pitstop.steps.by_hand import start_by_hand
 from pitstop.steps.files import load_site
+from tests.rigs.lab import MakeLab
 
 SERVER = Path(__file__).with_name("counting_server.py")
 WORKLOAD = "web"

@@ -178,7 +178,7 @@ class TestLinesOfASite:
 
     def test_that_are_no_keys(self) -> None:
         """That a line has both words is seen when the site file is read."""
-        with pytest.raises(ValueError, match="."):
+        with pytest.raises(ValueError):
             from_lines(["ssh-ed25519 !!!"])
 
     def test_of_another_type_than_it_says(self) -> None:
