@@ -102,7 +102,9 @@ class Sequence:
         try:
             return self._performer(verb, subject)
         except PitstopError as error:
-            if error.code in WITHOUT_CONTACT:
+            final = self._ctx.standing(verb, subject).failure is not None
+            if error.code in WITHOUT_CONTACT or not final:
+                # Or somebody else is at this very step (`Busy`): it has not failed.
                 raise _OutOfContact(error) from error
             raise
 
