@@ -44,6 +44,7 @@ class TestUsedUp:
         assert (mark["run"], mark["generation"]) == ("run1", 2)
         restored.signal(signal.SIGKILL)
         restored.wait()
+        until(lambda: not engine.files().running(), "all of it has ended")
         refused_restore(engine, "cannot be restored: it is consumed")
 
     def test_stale(self, engine: Engine) -> None:
@@ -54,6 +55,7 @@ class TestUsedUp:
         cold = engine.serve(options=("--start", "cold"))
         cold.signal(signal.SIGKILL)
         cold.wait()
+        until(lambda: not engine.files().running(), "all of it has ended")
         assert engine.checkpoint("ck1").state() is State.SEALED
         refused_restore(engine, "stale")
 

@@ -16,6 +16,13 @@ from pitstop.node.locks import is_held
 from pitstop.node.record import Phase
 from tests.rigs.engine import SERVER, Engine, copies_of, until
 
+
+@pytest.fixture(autouse=True)
+def as_programs(engine: Engine) -> None:
+    """What is tested here is the program, from its first instruction on."""
+    engine.programs = True
+
+
 SHOW = "import json, os, sys; print(json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]))"
 
 

@@ -30,6 +30,7 @@ def test_the_same_id_attaches(engine: Engine) -> None:
     arguments = command("sh", "-c", "echo once; sleep 1000")
     first = engine.start("a", "execute", arguments)
     assert first["state"] == "running"
+    until(lambda: copies_of("-c", "echo once; sleep 1000"), "the command runs")
     again = engine.start("a", "execute", arguments)
     assert (again["state"], again["started"]) == ("running", first["started"])
     assert len(copies_of("-c", "echo once; sleep 1000")) == 1

@@ -22,22 +22,30 @@ from pitstop.images.checkpoint import Checkpoint, State
 from pitstop.images.signing import Keys
 from pitstop.model.errors import InvalidCheckpoint
 from pitstop.model.manifest import Manifest
-from tests.rigs.engine import WORKLOAD, Engine, require_engine
+from tests.rigs.engine import WORKLOAD, Engine, running_engine
 
 Damage = Callable[[Checkpoint, Path], None]
 
 
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The state of a node with a sealed checkpoint of a server that was counted to two."""
+    root = tmp_path_factory.mktemp("original")
+    with running_engine(root) as engine:
+        engine.serve()
+        engine.count_to(2)
+        engine.save()
+        engine.rpc("release", workload=WORKLOAD, run="run1")
+        for log in engine.checkpoint("ck1").work.iterdir():
+            log.unlink()
+    return root
+
+
 @pytest.fixture
-def saved(engine: Engine) -> Checkpoint:
-    """A sealed checkpoint of a server that was counted to two, free to be started."""
-    engine.serve()
-    engine.count_to(2)
-    engine.save()
-    engine.rpc("release", workload=WORKLOAD, run="run1")
-    checkpoint = engine.checkpoint("ck1")
-    for log in checkpoint.work.iterdir():
-        log.unlink()
-    return checkpoint
+def saved(original: Path, engine: Engine) -> Checkpoint:
+    """That checkpoint in a state directory of the test's own."""
+    shutil.copytree(original, engine.root, dirs_exist_ok=True)
+    return engine.checkpoint("ck1")
 
 
 def flip(path: Path) -> None:
@@ -254,7 +262,6 @@ def test_an_open_key_is_known_before_anything_is_frozen(engine: Engine) -> None:
 
 
 def test_manifest_model_refuses_names_that_lead_elsewhere() -> None:
-    require_engine()
     for name in ("../x", "a/b", "", "x" * 256, "a\n"):
         with pytest.raises(ValueError, match="name"):
             Manifest.model_validate({"files": [{"name": name, "size": 0, "blake3": "0" * 64}]})

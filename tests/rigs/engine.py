@@ -11,17 +11,20 @@ import ctypes
 import fcntl
 import json
 import os
+import select
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import time
+import traceback
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,7 @@ from pitstop.model.words import Connections
 from pitstop.node import processes, subject
 from pitstop.node.calls import answer
 from pitstop.node.checkpointer import Order, take
+from pitstop.node.main import main
 from pitstop.node.paths import StateDir
 from pitstop.node.processes import Identity
 from pitstop.node.record import Record, WorkloadState
@@ -82,6 +86,58 @@ def copies_of(*words: str) -> list[int]:
     return sorted(found)
 
 
+class Forked:
+    """A child of this process that runs the engine's own code: what `Popen` is for programs.
+
+    An interpreter with the engine's libraries takes longer to start than most of what these
+    tests do with it.
+    """
+
+    def __init__(self, run: Callable[[], int], keep: Sequence[int]) -> None:
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            status = 70
+            try:
+                self._become_a_program(keep)
+                status = run()
+            except BaseException:  # noqa: BLE001  # shown, and the child ends
+                traceback.print_exc(file=sys.stderr)
+            finally:
+                sys.stderr.flush()
+                os._exit(status)
+
+    @staticmethod
+    def _become_a_program(keep: Sequence[int]) -> None:
+        """Have nothing of the test's process that a program would not have."""
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        for entry in os.listdir("/proc/self/fd"):
+            if int(entry) > 2 and int(entry) not in keep:
+                with suppress(OSError):
+                    os.close(int(entry))
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(null, 1)
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  # it ends with the process
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+
+    def wait(self, seconds: float = 30) -> int:
+        """The exit status it ended with; -n for signal n."""
+        if self.returncode is None:
+            descriptor = os.pidfd_open(self.pid)
+            try:
+                if not select.select([descriptor], [], [], seconds)[0]:
+                    raise subprocess.TimeoutExpired("the launcher", seconds)
+            finally:
+                os.close(descriptor)
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+
 class EngineError(Exception):
     """An error as the engine sent it."""
 
@@ -122,7 +178,7 @@ class Client:
 class Launched:
     """A launcher that was started, and its workload."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     reader: int
     errors: Path
     files: WorkloadState
@@ -162,9 +218,14 @@ class Launched:
 
 @dataclass
 class Engine:
-    """The engine with a state directory of its own."""
+    """The engine with a state directory of its own.
+
+    Attributes:
+        programs: start the launcher as the program it is, and not as a `Forked` one.
+    """
 
     root: Path
+    programs: bool = False
     environment: dict[str, str] = field(default_factory=dict)
     _launched: list[Launched] = field(default_factory=list)
 
@@ -214,23 +275,36 @@ class Engine:
         """Start the launcher; returns at once. Ask for `report` to wait for the start."""
         reader, writer = os.pipe()
         errors = self.root / f"launcher-{len(self._launched)}.err"
+        arguments = [
+            *("launch", "--workload", workload, "--report-fd", str(writer)),
+            *(*options, *(("--", *command) if command else ())),
+        ]
+        process: subprocess.Popen[bytes] | Forked
         with errors.open("wb") as stderr:
-            process = subprocess.Popen(
-                [
-                    *(*NODE_COMMAND, "launch", "--workload", workload),
-                    *("--report-fd", str(writer), *options, *(("--", *command) if command else ())),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-                pass_fds=(writer, *popen.pop("pass_fds", ())),
-                env=popen.pop("env", self.env()),
-                **popen,
-            )
+            if self.programs:
+                process = subprocess.Popen(
+                    [*NODE_COMMAND, *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=stderr,
+                    pass_fds=(writer, *popen.pop("pass_fds", ())),
+                    env=popen.pop("env", self.env()),
+                    **popen,
+                )
+            else:
+                assert not popen, "only for programs"
+                process = Forked(
+                    partial(self._launch, stderr.fileno(), arguments), (writer, stderr.fileno())
+                )
         os.close(writer)
         launched = Launched(process, reader, errors, self.files(workload))
         self._launched.append(launched)
         return launched
+
+    def _launch(self, stderr: int, arguments: list[str]) -> int:
+        os.dup2(stderr, 2)
+        os.environ.update(self.env())
+        return main(arguments)
 
     def serve(self, *options: str, **launch: Any) -> Launched:
         """Launch the counting server and wait until it answers."""
@@ -288,10 +362,21 @@ class Engine:
 
     def start(self, identifier: str, kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Start an operation and return at once."""
-        done = self.cli("op", "start", identifier, kind, stdin=json.dumps(arguments))
-        if not done.stdout:
-            raise AssertionError(done.stderr)
-        status: dict[str, Any] = json.loads(done.stdout)
+        reader, writer = os.pipe()
+
+        def start() -> int:
+            os.environ.update(self.env())
+            asked = {"id": identifier, "kind": kind, "arguments": arguments}
+            with os.fdopen(writer, "w") as pipe:
+                json.dump(self.rpc("op.start", **asked), pipe)
+            return 0
+
+        starter = Forked(start, (writer,))
+        os.close(writer)
+        with os.fdopen(reader) as pipe:
+            said = pipe.read()
+        assert starter.wait() == 0
+        status: dict[str, Any] = json.loads(said)
         return status
 
     def wait(self, identifier: str, seconds: float = 60) -> dict[str, Any]:
@@ -364,7 +449,8 @@ class Engine:
                 os.close(launched.reader)
         end_descendants()
         for launched in self._launched:
-            launched.process.poll()
+            if isinstance(launched.process, subprocess.Popen):
+                launched.process.poll()
 
 
 def end_descendants() -> None:
@@ -416,13 +502,12 @@ def require_engine() -> None:
         pytest.skip(missing)
 
 
-@pytest.fixture
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+@contextmanager
+def running_engine(root: Path) -> Iterator[Engine]:
     """An engine with an empty state directory, alone in its network."""
     require_engine()
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     back = _own_network()
-    root = tmp_path_factory.mktemp("state")
     root.chmod(0o700)
     running = Engine(root)
     try:
@@ -435,3 +520,10 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
                 raise OSError(ctypes.get_errno(), "setns back")
             os.close(back)
             _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+@pytest.fixture
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """An engine of a test's own."""
+    with running_engine(tmp_path_factory.mktemp("state")) as running:
+        yield running
