@@ -277,7 +277,7 @@ PROSE = (
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.one_of(st.sampled_from(HOSTILE), st.text(), st.text(alphabet="<>&\"'`[]()!*_#|\\\n-: a")))
 def test_data_never_becomes_html(text: str) -> None:
     plain, real = bound(PROSE + QUIET), bound(PROSE + QUIET, pkg=text)
@@ -287,7 +287,7 @@ def test_data_never_becomes_html(text: str) -> None:
     assert found.data == [visible(text)] * 7
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.one_of(st.sampled_from(HOSTILE), st.text(), st.text(alphabet="<>&\"'`[]()!*_#|\\\n-: a")))
 def test_data_never_becomes_markdown(text: str) -> None:
     body = PROSE.replace("| {{ pkg }} |", "| x |") + QUIET
