@@ -140,6 +140,23 @@ def test_has_open(tmp_path: Path) -> None:
     assert not processes.has_open(4194304, path)
 
 
+def test_has_open_while_other_files_come_and_go(tmp_path: Path) -> None:
+    """One that was closed while we looked says nothing of the one that is asked for."""
+    path = tmp_path / "file"
+    code = (
+        "import os, sys\n"
+        "kept = open(sys.argv[1], 'w')\n"
+        "print(flush=True)\n"
+        "while True:\n"
+        "    for fd in [os.open('/dev/null', os.O_RDONLY) for _ in range(9)]: os.close(fd)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert all(processes.has_open(process.pid, path) for _ in range(300))
+        process.kill()
+
+
 def test_pid_inside_of_the_same_namespace() -> None:
     assert processes.pid_inside(os.getpid()) == os.getpid()
     code = "import sys; from pitstop.node import processes; print(processes.session_of(4194304))"

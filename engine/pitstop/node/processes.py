@@ -143,12 +143,17 @@ def _started(process: Identity) -> float:
 def has_open(pid: int, path: Path) -> bool:
     """Whether a process has this very file open: a proof of whose process it is."""
     try:
-        return any(
-            os.readlink(f"/proc/{pid}/fd/{descriptor}") == str(path)
-            for descriptor in os.listdir(f"/proc/{pid}/fd")
-        )
+        descriptors = os.listdir(f"/proc/{pid}/fd")
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return False  # gone already, or out of our reach, which ours never are
+    return any(_link(f"/proc/{pid}/fd/{descriptor}") == str(path) for descriptor in descriptors)
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return ""  # closed while we looked; the others still count
 
 
 def wait_gone(processes: list[Identity], deadline: float) -> list[Identity]:
