@@ -145,7 +145,8 @@ def test_has_open_while_other_files_come_and_go(tmp_path: Path) -> None:
     path = tmp_path / "file"
     code = (
         "import os, sys\n"
-        "kept = open(sys.argv[1], 'w')\n"
+        "os.dup2(os.open(sys.argv[1], os.O_CREAT), 99)  # the last one that is looked at\n"
+        "os.close(3)\n"
         "print(flush=True)\n"
         "while True:\n"
         "    for fd in [os.open('/dev/null', os.O_RDONLY) for _ in range(9)]: os.close(fd)"
