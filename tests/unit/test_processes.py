@@ -154,7 +154,7 @@ def test_has_open_while_other_files_come_and_go(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        assert all(processes.has_open(process.pid, path) for _ in range(300))
+        assert all(processes.has_open(process.pid, path) for _ in range(2000))
         process.kill()
 
 
