@@ -462,9 +462,10 @@ def write_port_file(path: Path, port: int) -> None:
 def serve(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; let running requests finish before leaving."""
     started = time.monotonic()
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    # Blocked before any thread starts, llama.cpp's own included: one of those could take a
+    # signal otherwise, and the main thread would sleep on.
+    ends = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     app = App(read_release())
     with DemoServer(args.host, args.port, app) as server:
         listener = threading.Thread(target=server.serve_forever, name="listener", daemon=True)
@@ -478,7 +479,7 @@ def serve(args: argparse.Namespace) -> int:
             log(f"cannot load {args.model}: {problem}")
             return 1
         log(f"ready after {time.monotonic() - started:.2f} s")
-        stop.wait()
+        signal.sigwait(ends)
         app.admission.set_open(False)
         finished = app.admission.wait_empty(args.grace)
         server.shutdown()
