@@ -331,9 +331,10 @@ def test_workload_is_killed_while_it_is_frozen(engine: Engine) -> None:
 def test_workload_is_killed_before_it_was_saved(engine: Engine) -> None:
     workload = Subject(engine, *BALLAST)
     dump = Dump(engine)
+    criu = dump.criu()
     until(lambda: pages(dump), "pages are written")
-    os.kill(workload.root, signal.SIGKILL)
-    os.kill(dump.criu(), signal.SIGKILL)
+    os.kill(criu, signal.SIGSTOP)
+    os.kill(workload.root, signal.SIGKILL)  # and CRIU with its namespace
     error = dump.outcome()
     assert error["code"] == "ended_in_dump", error
     assert engine.copies() == 0
