@@ -108,7 +108,12 @@ def _checkpoint(ctx: RunContext, subject: str, attempt: int) -> dict[str, Any]:
         return _take(ctx, workload, identifier, checkpoint)
     except Interrupted as error:
         # Nobody is there to say how it went, so the node is asked what is true.
-        found = ctx.node.call("settle", workload=subject, checkpoint=checkpoint)
+        found = ctx.node.call(
+            "settle",
+            workload=subject,
+            checkpoint=checkpoint,
+            pid_file=workload.spec.pid_file,
+        )
         if found["checkpoint"] is not None:
             return dict(found["checkpoint"])
         if found["running"]:
