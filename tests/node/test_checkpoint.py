@@ -15,6 +15,7 @@ import pytest
 from pitstop.images.checkpoint import State
 from pitstop.model.errors import BadInput, CheckpointFailed, WorkloadGone
 from pitstop.node import processes
+from pitstop.node.record import WorkloadState
 from tests.rigs.engine import (
     PORT,
     SERVER,
@@ -262,6 +263,21 @@ class TestPidFile:
         engine.save("ck2", pid_file=str(path))
         assert running(engine.restore("ck2"))
         assert engine.ask("/count")["count"] == 5
+
+    def test_nothing_is_started_beside_a_running_original(
+        self, engine: Engine, tmp_path: Path, server: subprocess.Popen[bytes]
+    ) -> None:
+        path = tmp_path / "pid"
+        path.write_text(f"{server.pid}\n")
+        beside = engine.bring_up(pid_file=str(path))
+        found = engine.op("beside", "cold-start", beside)
+        assert found["error"]["code"] == "refused"
+        assert "still runs" in found["error"]["cause"]
+        assert not WorkloadState(engine.state, WORKLOAD).running()
+        server.kill()
+        server.wait()
+        assert engine.op("alone", "cold-start", beside)["result"]["generation"] == 1
+        assert engine.copies() == 1
 
     @pytest.mark.usefixtures("server")
     def test_without_a_pid_file_it_is_not_found(self, engine: Engine) -> None:

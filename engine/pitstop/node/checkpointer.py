@@ -16,7 +16,6 @@ from pitstop.model.errors import (
     EndedInDump,
     PermanentError,
     PitstopError,
-    WorkloadGone,
 )
 from pitstop.model.manifest import LogLength, Manifest
 from pitstop.model.words import Connections
@@ -98,7 +97,7 @@ def settle(
     files = WorkloadState(state, workload)
     lock = Lock(files.lock_path)
     launched = not lock.try_acquire()
-    running = launched or _runs_by_pid_file(files, pid_file)
+    running = launched or subject.runs_by_pid_file(files, pid_file)
     try:
         if running:
             disprove_checkpoints(files, state)
@@ -113,14 +112,6 @@ def settle(
         }
     finally:
         lock.release()
-
-
-def _runs_by_pid_file(files: WorkloadState, pid_file: str | None) -> bool:
-    try:
-        subject.find_by_pid_file(files, pid_file)
-    except WorkloadGone:
-        return False
-    return True
 
 
 class _Checkpointer:

@@ -19,7 +19,7 @@ from pitstop.images.signing import Keys
 from pitstop.images.store import Store
 from pitstop.model.errors import Busy, NotReady, PitstopError, Refused, RestoreFailed
 from pitstop.model.fingerprint import Fingerprint
-from pitstop.node import answers
+from pitstop.node import answers, subject
 from pitstop.node.clock import now, running_seconds
 from pitstop.node.inventory import take_fingerprint
 from pitstop.node.launch import read_env_file
@@ -39,8 +39,8 @@ def start(
     Args:
         state: the node's state.
         how: only that way; which way to try next is the run's decision, not this one's.
-        arguments: `workload`, `run`, `launch`, `ready`, `proof`, and for a restore
-            `checkpoint`.
+        arguments: `workload`, `run`, `launch`, `ready`, `proof`, `pid_file`, and for a
+            restore `checkpoint`.
 
     Returns:
         `ready_seconds` from the start of the launcher to ready, `started`, `ready`,
@@ -73,6 +73,7 @@ class _Starter:
     def run(self) -> dict[str, Any]:
         record = self.files.record()
         if not self.files.running():
+            self._refuse_beside_the_original()
             if self.how == "restore":
                 self._ask_the_gate()
             self._launch()
@@ -86,6 +87,20 @@ class _Starter:
             )
         # Else a try before this one was cut off after its launcher had started: go on there.
         return self._until_ready()
+
+    def _refuse_beside_the_original(self) -> None:
+        """The launcher's lock says nothing of an original that was started without it.
+
+        Raises:
+            Refused: that one still runs.
+        """
+        pid_file = self.arguments.get("pid_file")
+        if subject.runs_by_pid_file(self.files, pid_file):
+            raise Refused(
+                self.files.name,
+                f"the process that {pid_file} names still runs",
+                "nothing was started: there must never be two copies",
+            )
 
     def _ask_the_gate(self) -> None:
         """Ask again right before: the run's own gate may have been asked long ago.

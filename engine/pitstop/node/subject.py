@@ -67,6 +67,19 @@ def find_by_pid_file(files: WorkloadState, pid_file: str | None) -> Subject:
     return Subject(tuple(processes.tree(root)), root, None)
 
 
+def runs_by_pid_file(files: WorkloadState, pid_file: str | None) -> bool:
+    """Tell whether a copy that the launcher knows nothing of runs.
+
+    Raises:
+        BadInput: its PID file holds no PID, so nobody can tell.
+    """
+    try:
+        find_by_pid_file(files, pid_file)
+    except WorkloadGone:
+        return False
+    return True
+
+
 def _launched(files: WorkloadState, init_pid: int, root_pid: int) -> Subject:
     everything = processes.tree(init_pid)
     for process in everything[1:]:

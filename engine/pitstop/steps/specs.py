@@ -64,5 +64,6 @@ def bring_up_arguments(
         "launch": plain(spec.launch),
         "ready": plain(spec.ready),
         "proof": plain(spec.proof) if spec.proof else None,
+        "pid_file": spec.pid_file,
         "checkpoint": checkpoint,
     }
