@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pitstop.model.errors import PitstopError
+from pitstop.decide.gate import compare
+from pitstop.model.errors import PitstopError, Refused
 from pitstop.model.fingerprint import Fact, Fingerprint
 from pitstop.node import criu
 from pitstop.node.capture import capture
 from pitstop.node.gpus import gpu_facts
+
+if TYPE_CHECKING:
+    from pitstop.model.manifest import Manifest
 
 PROBE_TIMEOUT = 60
 
@@ -27,6 +31,23 @@ def take_fingerprint(probes: Mapping[str, Mapping[str, Any]]) -> Fingerprint:
     for name, probe in probes.items():
         facts[f"{name}.version"] = read_probe(probe)
     return Fingerprint(facts)
+
+
+def refuse_if_changed(manifest: Manifest) -> None:
+    """Ask the gate about a checkpoint whose manifest is verified, against what is here now.
+
+    The manifest says which commands to run to read the versions, so it must be verified.
+
+    Raises:
+        Refused: it is not valid here.
+    """
+    verdict = compare(
+        Fingerprint.from_json(manifest.fingerprint),
+        take_fingerprint(manifest.probes),
+        manifest.tolerate,
+    )
+    if not verdict.valid:
+        raise Refused(manifest.checkpoint, str(verdict))
 
 
 def host_facts() -> dict[str, Fact]:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from pitstop.decide.gate import compare
 from pitstop.images.checkpoint import Checkpoint, Mark, State
 from pitstop.images.signing import Keys
 from pitstop.images.store import Store
@@ -19,11 +18,10 @@ from pitstop.model.errors import (
     Refused,
     RestoreFailed,
 )
-from pitstop.model.fingerprint import Fingerprint
 from pitstop.model.manifest import Manifest
 from pitstop.node import criu
 from pitstop.node.clock import now
-from pitstop.node.inventory import take_fingerprint
+from pitstop.node.inventory import refuse_if_changed
 from pitstop.node.paths import StateDir
 from pitstop.node.record import WorkloadState
 from pitstop.node.vote import Ballot, hook_program
@@ -102,13 +100,7 @@ class Restorer:
                 "the workload ran on past it; restoring would repeat work already done",
             )
         if not self._wanted.gated:
-            verdict = compare(
-                Fingerprint.from_json(manifest.fingerprint),
-                take_fingerprint(manifest.probes),
-                manifest.tolerate,
-            )
-            if not verdict.valid:
-                raise Refused(checkpoint.id, str(verdict))
+            refuse_if_changed(manifest)
         unfit = criu.check_cpu(checkpoint)
         if unfit and "host.cpu" not in manifest.tolerate:
             raise Refused(checkpoint.id, f"this CPU cannot run the image: {unfit}")

@@ -14,14 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pitstop.decide.gate import compare
 from pitstop.images.signing import Keys
 from pitstop.images.store import Store
 from pitstop.model.errors import Busy, NotReady, PitstopError, Refused, RestoreFailed
-from pitstop.model.fingerprint import Fingerprint
 from pitstop.node import answers, subject
 from pitstop.node.clock import now, running_seconds
-from pitstop.node.inventory import take_fingerprint
+from pitstop.node.inventory import refuse_if_changed
 from pitstop.node.launch import read_env_file
 from pitstop.node.locks import held
 from pitstop.node.paths import StateDir
@@ -111,15 +109,7 @@ class _Starter:
         """
         store = Store(self.state.images(self.files.name))
         checkpoint = store.get(str(self.arguments["checkpoint"]))
-        # Verified first: the manifest says which commands to run to read the versions.
-        manifest = checkpoint.verify_signature(Keys(self.state.keys()))
-        verdict = compare(
-            Fingerprint.from_json(manifest.fingerprint),
-            take_fingerprint(manifest.probes),
-            manifest.tolerate,
-        )
-        if not verdict.valid:
-            raise Refused(manifest.checkpoint, str(verdict))
+        refuse_if_changed(checkpoint.verify_signature(Keys(self.state.keys())))
 
     def _is_ours(self, record: Record) -> bool:
         wanted = "restored" if self.how == "restore" else "cold"
@@ -182,9 +172,8 @@ class _Starter:
             "LANG": "C.UTF-8",
             "PITSTOP_STATE_DIR": str(self.state.root),
         }
-        for name in ("PITSTOP_CRIU",):
-            if name in os.environ:
-                base[name] = os.environ[name]
+        if "PITSTOP_CRIU" in os.environ:
+            base["PITSTOP_CRIU"] = os.environ["PITSTOP_CRIU"]
         secrets = read_env_file(Path(launch["env_file"])) if launch.get("env_file") else {}
         return {**base, **dict(launch.get("env") or {}), **secrets}
 

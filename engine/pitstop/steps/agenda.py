@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pitstop.decide.outcome import result_of
-from pitstop.model.errors import PitstopError
 from pitstop.model.result import RunResult
 from pitstop.model.words import Verb
 from pitstop.steps.context import RunContext
+from pitstop.steps.execute import recorded
 from pitstop.steps.runs import ended_as, go_through, write_report
 
 
@@ -46,12 +46,10 @@ def next_step(ctx: RunContext) -> Due | RunResult:
         return result_of(ctx.plan, ctx.run, events)
 
     def replay(verb: Verb, subject: str) -> dict[str, Any]:
-        found = ctx.standing(verb, subject)
-        if found.result is not None:
-            return found.result
-        if found.failure is not None:
-            raise PitstopError.from_json(found.failure)
-        raise _Reached(Due(verb, subject))
+        result = recorded(ctx.standing(verb, subject))
+        if result is None:
+            raise _Reached(Due(verb, subject))
+        return result
 
     try:
         result = go_through(ctx, replay)

@@ -12,7 +12,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from pitstop.decide.attempts import is_final
+from pitstop.decide.attempts import Standing, is_final
 from pitstop.model.errors import PitstopError, Unexpected
 from pitstop.model.words import Verb
 from pitstop.node.locks import held
@@ -30,10 +30,8 @@ def execute(ctx: RunContext, verb: Verb, subject: str) -> dict[str, Any]:
     # Held by the process that executes: a second one on this machine must not join in.
     with held(ctx.directory / f"{subject}.{verb.value}.lock", subject, f"step {verb.value}"):
         found = ctx.standing(verb, subject)
-        if found.result is not None:
-            return found.result
-        if found.failure is not None:
-            raise PitstopError.from_json(found.failure)
+        if (result := recorded(found)) is not None:
+            return result
         ctx.progress(f"{subject}: {verb.value.replace('_', ' ')}")
         attempt = found.attempt
         begun = _start(ctx, verb, subject, attempt)
@@ -56,6 +54,17 @@ def execute(ctx: RunContext, verb: Verb, subject: str) -> dict[str, Any]:
             {"seconds": round((datetime.now(UTC) - begun).total_seconds(), 3), "result": result},
         )
         return result
+
+
+def recorded(found: Standing) -> dict[str, Any] | None:
+    """Return the result a step has come to, or None while it has come to nothing.
+
+    Raises:
+        PitstopError: it failed for good; as it was then.
+    """
+    if found.result is None and found.failure is not None:
+        raise PitstopError.from_json(found.failure)
+    return found.result
 
 
 def may_retry(ctx: RunContext, verb: Verb, subject: str) -> bool:

@@ -49,13 +49,18 @@ def find_runbook(name: str, beside: Path) -> tuple[str, str]:
 
 
 def plan_from_files(site_file: Path, maintenance_file: Path) -> Plan:
-    """Make the plan that two files describe. Only looks; nothing is changed.
+    """Make the plan that two files describe; see `plan_for_site`."""
+    return plan_for_site(load_site(site_file), maintenance_file)
+
+
+def plan_for_site(site: Site, maintenance_file: Path) -> Plan:
+    """Make the plan of a maintenance file. Only looks; nothing is changed.
 
     Raises:
         BadInput: a file is wrong.
         PitstopError: the node cannot be asked.
     """
-    site, maintenance = load_site(site_file), load_maintenance(maintenance_file)
+    maintenance = load_maintenance(maintenance_file)
     source, origin = find_runbook(maintenance.runbook, maintenance_file.parent)
     return make_plan(site, maintenance, source, origin)
 

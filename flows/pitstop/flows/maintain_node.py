@@ -25,9 +25,8 @@ from pitstop.model.plan import Plan
 from pitstop.model.result import RunResult
 from pitstop.model.words import Verb
 from pitstop.steps.context import RunContext
-from pitstop.steps.files import find_runbook, load_maintenance, plan_from_files
+from pitstop.steps.files import plan_for_site, plan_from_files
 from pitstop.steps.home import home_of
-from pitstop.steps.planning import make_plan
 from pitstop.steps.runs import create_run, drive, ended_as, has_run, new_run_id
 
 BLOCK = "block:"
@@ -101,9 +100,7 @@ def _plan(site: str, maintenance: str, home: Path) -> Plan:
     if not site.startswith(BLOCK):
         return plan_from_files(Path(site), Path(maintenance))
     declared = stored_site(site.removeprefix(BLOCK)).get_site(home / "keys")
-    wanted = load_maintenance(Path(maintenance))
-    source, origin = find_runbook(wanted.runbook, Path(maintenance).parent)
-    return make_plan(declared, wanted, source, origin)
+    return plan_for_site(declared, Path(maintenance))
 
 
 def _message(result: RunResult) -> str:

@@ -15,9 +15,8 @@ from pitstop.model.errors import BadInput
 from pitstop.model.plan import Plan
 from pitstop.model.site import Site
 from pitstop.steps.context import RunContext
-from pitstop.steps.files import find_runbook, load_maintenance, load_site
+from pitstop.steps.files import load_site, plan_for_site
 from pitstop.steps.identities import with_identity
-from pitstop.steps.planning import make_plan
 
 
 class PitstopHook(BaseHook):
@@ -60,9 +59,7 @@ class PitstopHook(BaseHook):
 
     def plan(self, maintenance: Path) -> Plan:
         """Make the plan of a maintenance file. Only looks."""
-        wanted = load_maintenance(maintenance)
-        source, origin = find_runbook(wanted.runbook, maintenance.parent)
-        return make_plan(self.site(), wanted, source, origin)
+        return plan_for_site(self.site(), maintenance)
 
     def context(self, run: str, progress: Callable[[str], None]) -> RunContext:
         """Open a run so that waiting for its node can be given up."""

@@ -47,27 +47,28 @@ def maintenance_task_group(
         plan = PlanOperator(
             task_id="plan", maintenance=maintenance, pitstop_conn_id=pitstop_conn_id
         )
-        before: PitstopOperator = plan
-        for task in [step(Verb.PRECHECK, node), *(step(Verb.DRAIN, w) for w in workloads)]:
-            chain(before, task)
-            before = task
+        before = _in_line(
+            plan, [step(Verb.PRECHECK, node), *(step(Verb.DRAIN, w) for w in workloads)]
+        )
         for workload in workloads:
             before = _save(step, workload, before)
-        for verb in (Verb.MAINTAIN, Verb.VALIDATE, Verb.ROLLBACK, Verb.QUARANTINE):
-            task = step(verb, node)
-            chain(before, task)
-            before = task
+        on_node = (Verb.MAINTAIN, Verb.VALIDATE, Verb.ROLLBACK, Verb.QUARANTINE)
+        before = _in_line(before, [step(verb, node) for verb in on_node])
         for workload in workloads:
             before = _bring_back(step, workload, before)
-        for workload in workloads:
-            task = step(Verb.RETURN_TO_SERVICE, workload)
-            chain(before, task)
-            before = task
+        before = _in_line(before, [step(Verb.RETURN_TO_SERVICE, w) for w in workloads])
         finish = FinishOperator(
             task_id="finish", pitstop_conn_id=pitstop_conn_id, trigger_rule=ALWAYS
         )
         chain(before, finish)
     return group
+
+
+def _in_line(before: PitstopOperator, tasks: Sequence[StepOperator]) -> PitstopOperator:
+    """Put tasks one after another behind `before`, and return the last."""
+    line = (before, *tasks)
+    chain(*line)
+    return line[-1]
 
 
 def _save(step: MakeStep, workload: str, before: PitstopOperator) -> PitstopOperator:
