@@ -3,57 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.rigs.maintenance import SQUAT, fifo, one, python, quiet
 from tests.rigs.site import NODE, PORT, WORKLOAD, SiteRig, cli_command
-
-QUIET_RUNBOOK = """---
-schema: pitstop/runbook/v1
-title: Without a reboot
-required: [patch_command]
-variables:
-  patch_rollback: null
-  check_command: ["true"]
----
-# Without a reboot
-
-```pitstop
-step: patch
-kind: command
-command: "{{ patch_command }}"
-rollback: "{{ patch_rollback }}"
-timeout: 60
-```
-
-```pitstop
-step: verify
-kind: check
-phase: validate
-command: "{{ check_command }}"
-timeout: 60
-```
-"""
-
-
-def quiet(rig: SiteRig, command: list[str], **variables: Any) -> Path:
-    """A maintenance whose runbook does not reboot the node."""
-    (rig.root / "quiet.md.j2").write_text(QUIET_RUNBOOK)
-    return rig.maintenance(runbook="quiet.md.j2", variables={"patch_command": command, **variables})
-
-
-def one(result: dict[str, Any]) -> dict[str, Any]:
-    [workload] = result["workloads"]
-    found: dict[str, Any] = workload
-    return found
 
 
 @contextmanager
@@ -82,10 +41,6 @@ def started(rig: SiteRig, maintenance: Path, *arguments: str) -> Iterator[subpro
 def progress(process: subprocess.Popen[str]) -> Iterator[str]:
     assert process.stderr is not None
     yield from process.stderr
-
-
-def python(code: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-c", code, *arguments]
 
 
 BAD_FILES = {
@@ -137,7 +92,7 @@ def test_failing_maintenance_is_rolled_back_and_quarantines(rig: SiteRig) -> Non
         "import pathlib, sys; pathlib.Path(sys.argv[1]).touch(); sys.exit('no such package')",
         str(marker),
     )
-    code, result = rig.run(quiet(rig, fail, patch_rollback=["rm", str(marker)]))
+    code, result = rig.run(quiet(rig, fail, variables={"patch_rollback": ["rm", str(marker)]}))
     assert (code, result["state"], result["node_state"]) == (4, "partial", "quarantined")
     assert "no such package" in result["cause"]
     assert not marker.exists()
@@ -157,7 +112,7 @@ def test_failing_maintenance_is_rolled_back_and_quarantines(rig: SiteRig) -> Non
 def test_failing_validation_keeps_the_checkpoint_until_a_person_has_mended(rig: SiteRig) -> None:
     mended = rig.root / "mended"
     check = ["test", "-e", str(mended)]
-    code, result = rig.run(quiet(rig, ["true"], check_command=check))
+    code, result = rig.run(quiet(rig, ["true"], variables={"check_command": check}))
     assert (code, result["state"], result["node_state"]) == (4, "partial", "quarantined")
     assert one(result)["outcome"] is None
     assert one(result)["checkpoint"] in one(result)["cause"]
@@ -222,18 +177,7 @@ def test_restored_server_that_never_gets_ready_is_ended_and_started_cold(rig: Si
 
 
 def test_taken_port_is_waited_for(rig: SiteRig) -> None:
-    squat = python(
-        "import os, socket, sys, pathlib\n"
-        "s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)\n"
-        f"s.bind(('127.0.0.1', {PORT})); s.listen()\n"
-        "if os.fork() == 0:\n"
-        "    os.setsid()\n"
-        "    null = os.open('/dev/null', os.O_RDWR)\n"
-        "    for n in range(3): os.dup2(null, n)\n"
-        "    with open(sys.argv[1]) as fifo: fifo.read()\n",
-        str(rig.root / "leave"),
-    )
-    os.mkfifo(rig.root / "leave")
+    squat = python(SQUAT, fifo(rig, "leave"))
     rig.site["policy"]["retries"]["restore"] = {"count": 2, "delay": 1}
     with started(rig, quiet(rig, squat)) as process:
         for line in progress(process):
@@ -309,10 +253,13 @@ def test_requests_that_do_not_end_stop_the_run_and_admission_opens_again(rig: Si
 def test_interrupted_controller_says_how_to_go_on(rig: SiteRig) -> None:
     said = ""
     with started(rig, rig.maintenance(), "--run", "stopped") as process:
-        for line in progress(process):
+        lines = progress(process)
+        for line in lines:
             said += line
             if line.rstrip().endswith(": checkpoint"):
-                process.send_signal(signal.SIGINT)
+                process.send_signal(signal.SIGINT)  # once: a second one ends it at once
+                break
+        said += "".join(lines)
         assert process.wait() == 130, said
     assert "pitstop resume stopped" in said
     code, result = rig.resume("stopped")

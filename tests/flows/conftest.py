@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.scenes import QUIET
+from tests.rigs.maintenance import QUIET
 
 STARTUP = 180
 """Seconds for the server's start, most of which is the migration of its new database."""

@@ -22,16 +22,9 @@ from prefect.testing.cli import invoke_and_assert
 
 from pitstop.flows.maintain_node import maintain_node
 from tests.flows import api
-from tests.flows.scenes import (
-    RESTORED,
-    SQUAT,
-    assert_in_service,
-    fifo,
-    journal,
-    python,
-    quiet,
-)
+from tests.flows.scenes import RESTORED, assert_in_service, journal
 from tests.rigs.engine import until
+from tests.rigs.maintenance import SQUAT, fifo, python, quiet
 from tests.rigs.site import NODE, SiteRig
 
 REPOSITORY = Path(__file__).parents[2]

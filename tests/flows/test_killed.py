@@ -18,8 +18,9 @@ from pitstop.flows.front_end import drive
 from pitstop.flows.maintain_node import maintain_node
 from pitstop.model.errors import Refused
 from tests.flows import api
-from tests.flows.scenes import HOLD, assert_in_service, fifo, journal, look, python, quiet
+from tests.flows.scenes import HOLD, assert_in_service, journal, look
 from tests.rigs.engine import until
+from tests.rigs.maintenance import fifo, python, quiet
 from tests.rigs.site import NODE, SiteRig, cli_command
 
 RUN = "killed"

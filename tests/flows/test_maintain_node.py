@@ -14,12 +14,8 @@ from pitstop.flows.maintain_node import maintain_node
 from pitstop.steps.files import plan_from_files
 from pitstop.steps.runs import create_run, has_run
 from tests.flows import api
-from tests.flows.scenes import (
-    RESTORED,
-    assert_in_service,
-    look,
-    quiet,
-)
+from tests.flows.scenes import RESTORED, assert_in_service, look
+from tests.rigs.maintenance import quiet
 from tests.rigs.site import NODE, SiteRig
 
 pytestmark = pytest.mark.usefixtures("server")
