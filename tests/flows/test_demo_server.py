@@ -26,7 +26,9 @@ from pitstop.demo.model import activate, deploy_release, model_file
 from pitstop.demo.server import MAX_BODY, App, DemoServer
 
 DEADLINE_S = 60.0
-LONG = {"prompt": "Once upon a time there was a", "max_tokens": 200}
+LONG = {"prompt": "Once upon a time there was a", "max_tokens": 120}
+CONTEXT = 256
+"""Tokens. Short, so that a conversation that exceeds it is soon there."""
 
 
 class Running:
@@ -77,7 +79,13 @@ def running(root: Path, model: Path, work: Path) -> Iterator[Running]:
     command = [sys.executable, root / "current" / "server.py", "--model", model]
     with (work / "log").open("ab") as log:
         process = subprocess.Popen(
-            [*map(str, command), "--port", "0", "--port-file", str(port_file)],
+            [
+                *map(str, command),
+                *("--port", "0", "--port-file", str(port_file)),
+                # Two threads that spin until both are there starve on a machine that is busy.
+                *("--threads", "1"),
+                *("--context", str(CONTEXT)),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -217,7 +225,7 @@ def test_sessions_count_and_remember(shared: Running) -> None:
 
 def test_long_conversation_stays_within_the_context(shared: Running) -> None:
     client = DemoClient(shared.url)
-    long_text = "Tell me about the sea. " * 60  # about 400 tokens: three of them are too many
+    long_text = "Tell me about the sea. " * 15  # about 100 tokens: three of them are too many
     assert [client.turn("long", long_text, 2)["turn"] for _ in range(4)] == [1, 2, 3, 4]
     # 2000 characters that are a token or more each cannot be helped by forgetting.
     status, body, _ = shared.ask("/v1/sessions/long/turns", {"text": "\U0001f600" * 2000})

@@ -81,15 +81,15 @@ class Llama:
     While it loads, xllamacpp holds the interpreter lock: nobody is answered until it is done.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, threads: int, context: int) -> None:
         import xllamacpp
 
         params = xllamacpp.CommonParams()
         params.model.path = str(path)
-        params.n_ctx = N_CTX
+        params.n_ctx = context
         params.n_batch = params.n_ubatch = 128
         params.n_parallel = 1
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = THREADS
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
         params.n_gpu_layers = 0
         params.fit_params = False  # otherwise the model is loaded twice to measure it
         params.warmup = False
@@ -195,9 +195,9 @@ class App:
         self._sessions: dict[str, Session] = {}
         self._sessions_lock = threading.Lock()
 
-    def load(self, model: Path) -> None:
+    def load(self, model: Path, threads: int = THREADS, context: int = N_CTX) -> None:
         """Load the model; ready only once it really answered."""
-        llama = Llama(model)
+        llama = Llama(model, threads, context)
         if not llama.complete(WARM_UP_PROMPT, 4):
             raise RuntimeError("the warm-up generation gave no text")
         self._llama = llama
@@ -474,7 +474,7 @@ def serve(args: argparse.Namespace) -> int:
             write_port_file(args.port_file, server.port)
         log(f"release {app.release} listening on {args.host}:{server.port}")
         try:
-            app.load(args.model)
+            app.load(args.model, args.threads, args.context)
         except RuntimeError as problem:
             log(f"cannot load {args.model}: {problem}")
             return 1
@@ -498,6 +498,10 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", type=Path, required=True, help="the GGUF file")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8080, help="0: the kernel chooses")
+    parser.add_argument(
+        "--threads", type=int, default=THREADS, help="they spin: not more than there are free cores"
+    )
+    parser.add_argument("--context", type=int, default=N_CTX, help="tokens it looks back on")
     parser.add_argument("--port-file", type=Path, help="write the port here once listening")
     parser.add_argument("--grace", type=float, default=30.0, help="seconds to finish on SIGTERM")
     return parser.parse_args(argv)
