@@ -242,7 +242,9 @@ def check(ctx: RunContext, performed: list[tuple[Verb, str, bool]], result: RunR
         moved = any((v, subject) in done for v in moving)
         back = any((v, subject) in done for v in (Verb.RESTORE, Verb.COLD_START))
         if verb in (*moving, Verb.WAIT):
-            assert all((Verb.DRAIN, name) in done for name in concerned), "drained first"
+            died_before = {name for name in concerned if died(ctx, Verb.DRAIN, name)}
+            drained = {name for name in concerned if (Verb.DRAIN, name) in done}
+            assert drained | died_before == concerned, "drained first"
         if verb is Verb.MAINTAIN:
             for name in concerned:
                 failure = ctx.standing(Verb.CHECKPOINT, name).failure
@@ -255,9 +257,8 @@ def check(ctx: RunContext, performed: list[tuple[Verb, str, bool]], result: RunR
             assert gate is not None
             assert gate["verdict"]["valid"], "an invalid checkpoint is never restored"
         if verb in (Verb.RESTORE, Verb.COLD_START):
-            failure = ctx.standing(Verb.CHECKPOINT, subject).failure
-            died = failure is not None and failure["code"] == "ended_in_dump"
-            assert moved or died, "never started while it was not moved"
+            dead = died(ctx, Verb.CHECKPOINT, subject) or died(ctx, Verb.DRAIN, subject)
+            assert moved or dead, "never started while it was not moved"
             assert not back, "never two copies"
         if verb is Verb.RETURN_TO_SERVICE:
             assert (Verb.DRAIN, subject) in asked, "only what was reached"
@@ -282,6 +283,11 @@ def check(ctx: RunContext, performed: list[tuple[Verb, str, bool]], result: RunR
     assert events[-1].kind == "run.ended"
     assert events[-1].data["state"] == result.state
     assert result.state == "done" or result.cause
+
+
+def died(ctx: RunContext, verb: Verb, name: str) -> bool:
+    failure = ctx.standing(verb, name).failure
+    return failure is not None and failure["code"] == "ended_in_dump"
 
 
 def outcomes(result: RunResult) -> dict[str, Outcome | None]:
@@ -422,6 +428,25 @@ def test_workload_that_died_in_the_dump_starts_cold(runs: Runs) -> None:
     assert "stop web" in steps(performer)
     assert "restore web" not in steps(performer)
     assert (result.state, outcomes(result)["web"]) == ("done", Outcome.COLD_STARTED)
+
+
+def test_workload_that_went_down_before_it_was_saved_starts_cold(runs: Runs) -> None:
+    """Its node lost power in the drain: it is proven gone, and brought back after the rest."""
+    result, performer, ctx = runs.through({(Verb.DRAIN, "web"): EndedInDump})
+    assert steps(performer) == [
+        *("precheck n1", "drain web", "drain batch", "stop web", "stop batch"),
+        *("maintain n1", "validate n1", "gate web", "cold_start web", *BACK_BATCH, *ADMIT),
+    ]
+    assert (result.state, outcomes(result)["web"]) == ("done", Outcome.COLD_STARTED)
+    assert ("web", "save", "stop") in decisions(ctx)
+
+
+def test_workload_that_went_down_is_brought_back_when_the_run_is_given_up(runs: Runs) -> None:
+    script: Script = {(Verb.DRAIN, "web"): EndedInDump, (Verb.DRAIN, "batch"): Refused}
+    result, performer, _ = runs.through(script)
+    assert "maintain n1" not in steps(performer)
+    assert "cold_start web" in steps(performer)
+    assert (result.state, outcomes(result)["web"]) == ("failed", Outcome.COLD_STARTED)
 
 
 @pytest.mark.parametrize("error", [Refused, Busy, PermanentError, Unexpected])

@@ -85,13 +85,13 @@ def _not_moved(plan: WorkloadPlan, events: Sequence[Event]) -> tuple[Outcome | N
     name = plan.name
     if standing(events, Verb.WAIT, name).result is not None:
         return Outcome.UNTOUCHED, "it ended by itself while it was waited for"
-    for verb in (Verb.STOP, Verb.CHECKPOINT):
+    for verb in (Verb.STOP, Verb.CHECKPOINT, Verb.DRAIN):
         failure = standing(events, verb, name).failure
         if failure is None:
             continue
         if failure["code"] == EndedInDump.code:
             return None, f"{failure['cause']}; its launch is known, and it was not started again"
-        if failure["code"] in _EFFECT_UNKNOWN:
+        if failure["code"] in _EFFECT_UNKNOWN and verb is not Verb.DRAIN:
             return None, f"whether it still runs is not known: {failure['cause']}"
     left = _decision(events, name, "leave")
     if left:

@@ -19,7 +19,7 @@ PitstopError
     ├── MaintenanceFailed
     ├── ValidationFailed
     ├── WorkloadGone
-    ├── EndedInDump        the workload died while it was being saved
+    ├── EndedInDump        the workload died before or while it was being saved
     ├── Cancelled
     └── Unexpected         anything that is not a PitstopError; always a bug or a broken machine
 
@@ -195,7 +195,10 @@ class WorkloadGone(PermanentError):
 
 
 class EndedInDump(PermanentError):
-    """The workload died while it was being saved, and there is no usable image of it."""
+    """The workload died before or while it was being saved: there is no usable image of it.
+
+    Not one that ended by itself (`WorkloadGone`): this one is brought back.
+    """
 
     code = "ended_in_dump"
 

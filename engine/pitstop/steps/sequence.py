@@ -112,6 +112,9 @@ class Sequence:
         for workload in self._concerned():
             try:
                 self._perform(Verb.DRAIN, workload.name)
+            except EndedInDump:
+                # Nothing is left to drain, and it must be brought back whatever follows.
+                self._moved.append(workload)
             except PitstopError as error:
                 self._decide(self._node, "give up", "no maintenance", str(error))
                 raise _GivenUp(error) from error
@@ -121,8 +124,22 @@ class Sequence:
             if workload.strategy is Strategy.COLD_START:
                 self._decide(workload.name, "save", "stop", workload.reason)
                 self._stop(workload)
+            elif died := self._died_in_drain(workload.name):
+                self._stop_dead(workload, died)
             else:
                 self._save(workload)
+
+    def _died_in_drain(self, name: str) -> str:
+        failure = self._ctx.standing(Verb.DRAIN, name).failure
+        died = failure is not None and failure["code"] == EndedInDump.code
+        return str(failure["cause"]) if failure is not None and died else ""
+
+    def _stop_dead(self, workload: WorkloadPlan, cause: str) -> None:
+        self._decide(workload.name, "save", "stop", cause)
+        # Whatever becomes of the stop: it does not run, and must be brought back.
+        if workload not in self._moved:
+            self._moved.append(workload)
+        self._stop(workload)
 
     def _save(self, workload: WorkloadPlan) -> None:
         try:
@@ -131,10 +148,7 @@ class Sequence:
         except WorkloadGone as error:
             self._decide(workload.name, "save", "leave", f"it had ended by itself: {error.cause}")
         except EndedInDump as error:
-            self._decide(workload.name, "save", "stop", str(error))
-            # Whatever becomes of the stop: it does not run, and must be brought back.
-            self._moved.append(workload)
-            self._stop(workload)
+            self._stop_dead(workload, str(error))
         except PitstopError as error:
             policy = workload.spec.policy.on_checkpoint_failure
             if isinstance(error, Refused):

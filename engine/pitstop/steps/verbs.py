@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from pitstop.decide.attempts import WITHOUT_CONTACT
 from pitstop.decide.gate import compare
 from pitstop.model.errors import (
     CheckpointFailed,
     EndedInDump,
     Interrupted,
     PermanentError,
+    PitstopError,
     Refused,
 )
 from pitstop.model.fingerprint import Fingerprint
@@ -21,6 +23,7 @@ from pitstop.steps.runbook_steps import rollback, run_phase
 from pitstop.steps.specs import (
     bring_up_arguments,
     checkpoint_arguments,
+    inspect_argument,
     inspect_arguments,
     plain,
     probes_of,
@@ -71,13 +74,40 @@ def _precheck(ctx: RunContext, _subject: str, _attempt: int) -> dict[str, Any]:
 
 def _drain(ctx: RunContext, subject: str, attempt: int) -> dict[str, Any]:
     drain = ctx.workload(subject).spec.drain
-    return ctx.node.operate(
-        ctx.operation_id(Verb.DRAIN, subject, attempt),
-        "drain",
-        {"workload": subject, "drain": plain(drain)},
-        drain.deadline + SLACK,
-        ctx.progress,
-    )
+    try:
+        return ctx.node.operate(
+            ctx.operation_id(Verb.DRAIN, subject, attempt),
+            "drain",
+            {"workload": subject, "drain": plain(drain)},
+            drain.deadline + SLACK,
+            ctx.progress,
+        )
+    except PitstopError as error:
+        _went_down_with_its_node(ctx, subject, error)
+        raise
+
+
+def _went_down_with_its_node(ctx: RunContext, subject: str, error: PitstopError) -> None:
+    """Tell what failed because the node lost power from all other failures.
+
+    Such a workload has not ended by itself, nobody would start it again, and there is nothing
+    left to drain or save.
+
+    Raises:
+        EndedInDump: it ran when the run began, the node has booted since, and it does not run.
+    """
+    planned = ctx.workload(subject)
+    before = (ctx.result(Verb.PRECHECK, ctx.plan.node) or {}).get("boot_id")
+    if not planned.running or before is None or error.code in WITHOUT_CONTACT:
+        return
+    now = ctx.node.ping()["boot_id"]
+    if now == before:
+        return
+    asked = {subject: inspect_argument(planned.spec)}
+    if not ctx.node.call("inspect", workloads=asked)["workloads"][subject]["running"]:
+        raise EndedInDump(
+            subject, f"the node went down before it was saved (boot id {before} -> {now})"
+        ) from error
 
 
 def _still_drained(ctx: RunContext, subject: str) -> None:
@@ -99,6 +129,15 @@ def _still_drained(ctx: RunContext, subject: str) -> None:
 
 
 def _checkpoint(ctx: RunContext, subject: str, attempt: int) -> dict[str, Any]:
+    try:
+        return _save(ctx, subject, attempt)
+    except PitstopError as error:
+        if not isinstance(error, EndedInDump):
+            _went_down_with_its_node(ctx, subject, error)
+        raise
+
+
+def _save(ctx: RunContext, subject: str, attempt: int) -> dict[str, Any]:
     workload = ctx.workload(subject)
     identifier = ctx.operation_id(Verb.CHECKPOINT, subject, attempt)
     if not _under_way(ctx, identifier):
