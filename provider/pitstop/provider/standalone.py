@@ -13,7 +13,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +30,26 @@ class Standalone:
     """A running `airflow standalone`, on loopback, for this process alone.
 
     :param connections: Airflow connections by id, as the JSON that Airflow reads.
+    :param settings: Airflow settings over its own, as `SECTION__NAME`.
     """
 
-    def __init__(self, connections: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        connections: Mapping[str, Mapping[str, Any]],
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="pitstop-airflow-")
         self.home = Path(self._directory.name)
         self.dags = self.home / "dags"
         self.dags.mkdir()
         self._port = _free_port()
         self._token = ""
+        self.environment = self._environment(connections, settings or {})
+        """What its components are started with; another one of this home needs the same."""
         with (self.home / "standalone.log").open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "airflow", "standalone"],
-                env={**os.environ, **self._environment(connections)},
+                env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -54,7 +61,14 @@ class Standalone:
         """Where its pages are."""
         return f"http://127.0.0.1:{self._port}"
 
-    def _environment(self, connections: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    @property
+    def pid(self) -> int:
+        """The process that its components descend from."""
+        return self._process.pid
+
+    def _environment(
+        self, connections: Mapping[str, Mapping[str, Any]], over: Mapping[str, str]
+    ) -> dict[str, str]:
         settings = {
             "CORE__LOAD_EXAMPLES": "False",
             "CORE__DAGS_FOLDER": str(self.dags),
@@ -72,10 +86,14 @@ class Standalone:
             "DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "5",
             "USAGE_DATA_COLLECTION__ENABLED": "False",
             "SCHEDULER__ENABLE_HEALTH_CHECK": "False",
+            **over,
         }
         # It starts its components as `airflow`, which is beside this interpreter.
         here = str(Path(sys.executable).parent)
+        # The user's own settings stay out: they may name a database that others use.
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("AIRFLOW_")}
         return {
+            **inherited,
             "PATH": os.pathsep.join((here, os.environ.get("PATH", os.defpath))),
             "AIRFLOW_HOME": str(self.home),
             **{f"AIRFLOW__{name}": value for name, value in settings.items()},
@@ -90,8 +108,8 @@ class Standalone:
 
         :raises DeadlineExceeded: Airflow did not come up, or does not know the DAG.
         """
-        self._wait(f"/api/v2/dags/{dag_id}", lambda found: not found.get("is_paused", True))
-        answer = self._ask(
+        self.wait(f"/api/v2/dags/{dag_id}", lambda found: not found.get("is_paused", True))
+        answer = self.ask(
             "POST", f"/api/v2/dags/{dag_id}/dagRuns", {"logical_date": None, "conf": dict(conf)}
         )
         return str(answer["dag_run_id"])
@@ -100,16 +118,25 @@ class Standalone:
         """Wait for a DAG run to end and return its state."""
         path = f"/api/v2/dags/{dag_id}/dagRuns/{run_id}"
         ended = ("success", "failed")
-        return str(self._wait(path, lambda found: found["state"] in ended, deadline)["state"])
+        return str(self.wait(path, lambda found: found["state"] in ended, deadline)["state"])
 
-    def _wait(self, path: str, good: Any, deadline: float = START_DEADLINE) -> dict[str, Any]:
+    def wait(
+        self,
+        path: str,
+        good: Callable[[dict[str, Any]], bool],
+        deadline: float = START_DEADLINE,
+    ) -> dict[str, Any]:
+        """Ask for a page of its REST interface until the answer is good, and return it.
+
+        :raises DeadlineExceeded: it was not within `deadline` seconds.
+        """
         end = time.monotonic() + deadline
         last = "it was not asked yet"
         while time.monotonic() < end:
             if self._process.poll() is not None:
                 raise Unexpected("airflow standalone", f"ended: {self._log_tail()}")
             try:
-                found = self._ask("GET", path)
+                found = self.ask("GET", path)
             except (OSError, ValueError) as error:
                 last = str(error)
             else:
@@ -119,9 +146,13 @@ class Standalone:
             time.sleep(0.5)  # its API has no event to wait for
         raise DeadlineExceeded("airflow", f"{path}: {last}; {self._log_tail()}")
 
-    def _ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+    def ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        """Ask its REST interface and return the answer.
+
+        :raises OSError: no answer, or one that is an error.
+        """
         if not self._token and path != "/auth/token":
-            self._token = str(self._ask("GET", "/auth/token")["access_token"])
+            self._token = str(self.ask("GET", "/auth/token")["access_token"])
         request = urllib.request.Request(  # noqa: S310  # our own server on loopback
             self.url + path,
             method=method,
