@@ -672,7 +672,7 @@ def test_recovery_brings_back_what_waited(runs: Runs) -> None:
     again = steps(performer)
     assert [s for s in again if s.split()[0] in ("restore", "cold_start")] == ["restore web"]
     assert [s for s in again if s.startswith("return")] == ["return_to_service web"]
-    assert asked == []
+    assert [a["call"] for a in asked] == ["lease.end"]
     for verb in (Verb.DRAIN, Verb.CHECKPOINT, Verb.STOP, Verb.MAINTAIN):
         assert verb.value not in " ".join(again)
 
@@ -681,7 +681,8 @@ def test_recovery_lifts_the_quarantine_of_a_node_that_is_fit_again(runs: Runs) -
     _, _, ctx = runs.through({(Verb.MAINTAIN, NODE): MaintenanceFailed})
     result, _, asked = recover(ctx)
     assert (result.state, result.node_state) == ("done", "in-service")
-    assert [(a["call"], a["arguments"]) for a in asked] == [("unquarantine", {"run": ctx.run})]
+    asked_for = [(a["call"], a["arguments"]) for a in asked]
+    assert asked_for == [("unquarantine", {"run": ctx.run}), ("lease.end", {"run": ctx.run})]
     assert outcomes(result) == ALL_BACK
 
 

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from pitstop.cli import demo, doctor, images, runs, workloads
+from pitstop.cli import demo, doctor, images, reconcile, runs, workloads
 
 app = typer.Typer(
     name="pitstop",
@@ -22,6 +22,7 @@ app.command()(runs.run)
 app.command()(runs.resume)
 app.command()(runs.report)
 app.command()(runs.runs)
+app.command()(reconcile.reconcile)
 app.command()(workloads.start)
 app.command()(workloads.checkpoint)
 app.command()(workloads.gate)

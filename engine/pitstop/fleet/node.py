@@ -57,11 +57,23 @@ CONTACT_GRACE = 300.0
 
 
 class RemoteNode:
-    """One node. Not for use by several threads at once."""
+    """One node. Not for use by several threads at once.
 
-    def __init__(self, name: str, spec: Node, transport: Transport | None = None) -> None:
+    Args:
+        lease: of the run on whose behalf it is asked (`pitstop.steps.leases.lease_order`):
+            every operation that is started or waited for renews it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        spec: Node,
+        transport: Transport | None = None,
+        lease: Mapping[str, Any] | None = None,
+    ) -> None:
         self.name = name
         self.spec = spec
+        self._lease = None if lease is None else dict(lease)
         self._transport = transport or (
             SshTransport(name, spec.ssh) if spec.ssh is not None else LocalTransport()
         )
@@ -96,7 +108,7 @@ class RemoteNode:
 
     def ping(self, timeout: float = CALL_TIMEOUT) -> dict[str, Any]:
         """Return `boot_id` and `time`."""
-        return self.call("ping", timeout)
+        return self.call("ping", timeout, lease=self._lease)
 
     def operate(
         self,
@@ -118,7 +130,9 @@ class RemoteNode:
         """
         end = time.monotonic() + deadline
         status = self._persist(
-            lambda: self.call("op.start", id=identifier, kind=kind, arguments=dict(arguments)),
+            lambda: self.call(
+                "op.start", id=identifier, kind=kind, arguments=dict(arguments), lease=self._lease
+            ),
             progress,
         )
         while status["state"] == "running":
@@ -128,7 +142,11 @@ class RemoteNode:
             seconds = min(left, WAIT_SLICE)
             status = self._persist(
                 lambda seconds=seconds: self.call(  # type: ignore[misc]
-                    "op.wait", seconds + WAIT_ANSWER, id=identifier, seconds=seconds
+                    "op.wait",
+                    seconds + WAIT_ANSWER,
+                    id=identifier,
+                    seconds=seconds,
+                    lease=self._lease,
                 ),
                 progress,
             )
@@ -170,7 +188,9 @@ class RemoteNode:
         try:
             if wait["for"] == "reboot":
                 return bool(self._new_boot_id(str(wait["boot_id"]))[0])
-            status = self.call("op.wait", seconds + WAIT_ANSWER, id=wait["id"], seconds=seconds)
+            status = self.call(
+                "op.wait", seconds + WAIT_ANSWER, id=wait["id"], seconds=seconds, lease=self._lease
+            )
         except TemporaryError:
             self.close()
             return False

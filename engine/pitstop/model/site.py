@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from pitstop.model.base import Argument, Model, Name
 from pitstop.model.fingerprint import HOST_PREFIX
 from pitstop.model.words import Verb
-from pitstop.model.workload import Command, Seconds, Workload
+from pitstop.model.workload import Action, Command, Seconds, Workload
 
 SCHEMA = "pitstop/site/v1"
 
@@ -86,16 +86,31 @@ DEFAULT_RETRIES: dict[Verb, Retry] = {
 }
 
 
+class LeasePolicy(Model):
+    """When a run counts as abandoned, and who is told.
+
+    Attributes:
+        seconds: without a word from a run's controller until its node raises the alarm.
+        alarm: run on the node. A command finds what it is about in PITSTOP_ALARM, as JSON;
+            an HTTP call that is no GET and has no body of its own sends the same.
+    """
+
+    seconds: Annotated[float, Field(ge=1, le=7 * 86400)] = 900
+    alarm: Action | None = None
+
+
 class SitePolicy(Model):
     """What holds for all workloads of the site.
 
     Attributes:
+        lease: how long a run's controller may be silent.
         tolerate: host fields of the fingerprint whose change does not invalidate.
         retries: per verb, over the defaults.
     """
 
     tolerate: tuple[str, ...] = ()
     retries: dict[Verb, Retry] = Field(default_factory=dict)
+    lease: LeasePolicy = Field(default_factory=LeasePolicy)
 
     @model_validator(mode="after")
     def _host_only(self) -> Self:

@@ -8,13 +8,15 @@ from typing import Any
 from pitstop.images.durable import make_directory, read_json, write_json
 from pitstop.model.errors import BadInput, PitstopError, Refused, Unexpected
 from pitstop.node.clock import now
-from pitstop.node.ops import Operation
+from pitstop.node.lease import Lease, all_leases
+from pitstop.node.ops import Operation, running_operations
 from pitstop.node.paths import StateDir, boot_id
 
 Call = Callable[[StateDir, Mapping[str, Any]], dict[str, Any]]
 
 
-def _ping(_state: StateDir, _arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _ping(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    _renew(state, arguments)
     return {"boot_id": boot_id(), "time": now()}
 
 
@@ -40,6 +42,10 @@ def _fingerprint(_state: StateDir, arguments: Mapping[str, Any]) -> dict[str, An
 
 
 def _op_start(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    order = arguments.get("lease")
+    if order is not None:
+        drained = arguments["arguments"]["workload"] if arguments["kind"] == "drain" else ""
+        Lease(state, str(order["run"])).begin(order, drained)
     operation = Operation(state, str(arguments["id"]))
     return operation.start(str(arguments["kind"]), dict(arguments["arguments"])).to_json()
 
@@ -49,12 +55,34 @@ def _op_status(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _op_wait(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    _renew(state, arguments)
     return Operation(state, str(arguments["id"])).wait(float(arguments["seconds"])).to_json()
 
 
 def _op_cancel(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
     seconds = float(arguments.get("seconds", 60))
     return Operation(state, str(arguments["id"])).cancel(seconds).to_json()
+
+
+def _operations(state: StateDir, _arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {"running": [status.to_json() for status in running_operations(state)]}
+
+
+def _leases(state: StateDir, _arguments: Mapping[str, Any]) -> dict[str, Any]:
+    found = (lease.look() for lease in all_leases(state))
+    return {"leases": [lease for lease in found if lease is not None]}
+
+
+def _lease_end(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    Lease(state, str(arguments["run"])).end()
+    return {}
+
+
+def _renew(state: StateDir, arguments: Mapping[str, Any]) -> None:
+    """Renew the lease of the run on whose behalf this is asked, if the caller says so."""
+    order = arguments.get("lease")
+    if order is not None:
+        Lease(state, str(order["run"])).renew(order)
 
 
 def _gauge(_state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,10 +92,12 @@ def _gauge(_state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _release(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """End the hold that a run has on a workload."""
+    """End what a run has a workload by: its hold, and that it was drained."""
     from pitstop.node.record import WorkloadState
 
-    WorkloadState(state, str(arguments["workload"])).release(str(arguments["run"]))
+    workload, run = str(arguments["workload"]), str(arguments["run"])
+    WorkloadState(state, workload).release(run)
+    Lease(state, run).admitted(workload)
     return {}
 
 
@@ -156,6 +186,9 @@ CALLS: dict[str, Call] = {
     "op.status": _op_status,
     "op.wait": _op_wait,
     "op.cancel": _op_cancel,
+    "operations": _operations,
+    "leases": _leases,
+    "lease.end": _lease_end,
     "gauge": _gauge,
     "release": _release,
     "settle": _settle,

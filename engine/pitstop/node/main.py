@@ -72,6 +72,15 @@ def _parser() -> argparse.ArgumentParser:
     runner.add_argument("id")
     runner.set_defaults(handler=_op_run)
 
+    watch = commands.add_parser("lease-watch")
+    watch.add_argument("run")
+    watch.set_defaults(handler=_lease_watch)
+
+    leases = commands.add_parser(
+        "leases", help="runs that are looked after here; raises the alarms that are due"
+    )
+    leases.set_defaults(handler=_leases)
+
     doctor = commands.add_parser("doctor", help="what can be saved here, and what not")
     doctor.add_argument("--no-trial", action="store_true")
     doctor.set_defaults(handler=_doctor)
@@ -162,6 +171,22 @@ def _op_log(arguments: argparse.Namespace) -> int:
 
 def _op_run(arguments: argparse.Namespace) -> int:
     return int(_operation(arguments).run())
+
+
+def _lease_watch(arguments: argparse.Namespace) -> int:
+    from pitstop.node.lease import Lease
+
+    Lease(_state(arguments), arguments.run).watch()
+    return 0
+
+
+def _leases(arguments: argparse.Namespace) -> int:
+    """Exit status 4 when one has lapsed: a person is needed."""
+    from pitstop.node.lease import check_all
+
+    found = check_all(_state(arguments))
+    print(json.dumps(found, ensure_ascii=False, indent=1))
+    return 4 if any(lease["lapsed"] for lease in found) else 0
 
 
 def _doctor(arguments: argparse.Namespace) -> int:

@@ -258,6 +258,17 @@ class Operation:
         return data
 
 
+def running_operations(state: StateDir) -> list[Status]:
+    """Return what works on this node now."""
+    alive = sorted(
+        path.name
+        for path in state.operations().iterdir()
+        if not path.name.startswith(".") and is_held(path / "lock")
+    )
+    found = (Operation(state, name).status() for name in alive)
+    return [status for status in found if status.state is OpState.RUNNING]
+
+
 def parse_arguments(text: str) -> dict[str, Any]:
     """Read an operation's arguments.
 

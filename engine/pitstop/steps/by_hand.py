@@ -4,32 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+from pitstop.decide.reconcile import HAND
 from pitstop.fleet.node import RemoteNode
-from pitstop.model.errors import Refused
+from pitstop.model.errors import PermanentError, Refused
 from pitstop.model.site import Site
 from pitstop.model.words import Verb
 from pitstop.model.workload import Workload
 from pitstop.steps.context import Progress
 from pitstop.steps.runs import new_run_id
-from pitstop.steps.specs import bring_up_arguments, checkpoint_arguments
+from pitstop.steps.specs import bring_up_arguments, checkpoint_arguments, plain
 from pitstop.steps.verbs import CHECKPOINT_DEADLINE, SLACK
-
-HAND = "hand-"
-"""What the ids of holds begin with that belong to no run."""
 
 
 def start_by_hand(
     _site: Site, node: RemoteNode, spec: Workload, name: str, progress: Progress
 ) -> dict[str, Any]:
     """Cold-start a workload and wait until it is ready."""
-    run = _hand_run(node, name)
-    return node.operate(
-        f"{new_run_id()}.{name}.{Verb.COLD_START.value}",
-        "cold-start",
-        bring_up_arguments(name, spec, run, None),
-        spec.ready.deadline + SLACK,
-        progress,
-    )
+    return _bring_up(node, spec, name, _hand_run(node, name), None, progress)
 
 
 def checkpoint_by_hand(
@@ -57,11 +48,59 @@ def restore_by_hand(
     checkpoint = node.call("images.newest", workload=name)["checkpoint"]
     if checkpoint is None:
         raise Refused(name, "there is no checkpoint that could be restored")
-    run = _hand_run(node, name)
+    return _bring_up(node, spec, name, _hand_run(node, name), str(checkpoint), progress)
+
+
+def bring_back(
+    node: RemoteNode, spec: Workload, name: str, run: str, progress: Progress
+) -> dict[str, Any]:
+    """Restore what a run left, or cold-start it where that cannot be done.
+
+    Args:
+        node: where it is.
+        spec: the workload.
+        name: its name.
+        run: the run that holds it.
+        progress: told what happens.
+    """
+    checkpoint = node.call("images.newest", workload=name)["checkpoint"]
+    if checkpoint is not None:
+        try:
+            return _bring_up(node, spec, name, run, str(checkpoint), progress)
+        except (Refused, PermanentError) as error:
+            progress(f"{name}: not restored, so started cold: {error}")
+    return _bring_up(node, spec, name, run, None, progress)
+
+
+def give_back(node: RemoteNode, spec: Workload, name: str, run: str, progress: Progress) -> None:
+    """Let work in again, and end the hold of a run."""
+    end = spec.drain.end
+    if end is not None:
+        node.operate(
+            f"{new_run_id()}.{name}.{Verb.RETURN_TO_SERVICE.value}",
+            "action",
+            {"action": plain(end)},
+            end.timeout + SLACK,
+            progress,
+        )
+    node.call("release", workload=name, run=run)
+
+
+def _bring_up(
+    node: RemoteNode,
+    spec: Workload,
+    name: str,
+    run: str,
+    checkpoint: str | None,
+    progress: Progress,
+) -> dict[str, Any]:
+    verb, kind = (
+        (Verb.COLD_START, "cold-start") if checkpoint is None else (Verb.RESTORE, "restore")
+    )
     return node.operate(
-        f"{new_run_id()}.{name}.{Verb.RESTORE.value}",
-        "restore",
-        bring_up_arguments(name, spec, run, str(checkpoint)),
+        f"{new_run_id()}.{name}.{verb.value}",
+        kind,
+        bring_up_arguments(name, spec, run, checkpoint),
         spec.ready.deadline + SLACK,
         progress,
     )

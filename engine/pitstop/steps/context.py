@@ -16,6 +16,7 @@ from pitstop.model.event import Event
 from pitstop.model.plan import Plan, WorkloadPlan
 from pitstop.model.site import Retry
 from pitstop.model.words import Verb
+from pitstop.steps.leases import lease_order
 
 Progress = Callable[[str], None]
 
@@ -41,7 +42,8 @@ class RunContext:
         self.progress = progress
         self.journal = Journal(home / "journal.db")
         self.plan: Plan = self.journal.plan(run)
-        self.node = node(self.plan.node, self.plan.node_spec)
+        order = lease_order(self.plan, run, self.actor)
+        self.node = node(self.plan.node, self.plan.node_spec, lease=order)
 
     def close(self) -> None:
         """Give connection and database back."""

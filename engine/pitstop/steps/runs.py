@@ -111,6 +111,17 @@ def is_recovery(events: Iterable[Event]) -> bool:
     return False
 
 
+def needs_repair(events: Iterable[Event]) -> bool:
+    """Tell whether a run waits until a person has mended its node."""
+    quarantined = False
+    for event in events:
+        if event.kind == "decision" and event.data.get("topic") == "quarantine":
+            quarantined = True
+        elif event.kind == "decision" and event.data.get("topic") == "unquarantine":
+            quarantined = False
+    return quarantined
+
+
 def ended_as(events: Iterable[Event]) -> str:
     """Return the state in which a run has ended, or an empty text while it has not."""
     state = ""

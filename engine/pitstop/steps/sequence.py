@@ -282,4 +282,17 @@ class Sequence:
             self._node,
             data={"state": state, "cause": cause, "node_state": outcome.node_state},
         )
+        self._end_lease()
         return result_of(ctx.plan, ctx.run, ctx.events())
+
+    def _end_lease(self) -> None:
+        """Nobody has to look after the run any more: how it ended has been said."""
+        if not any(
+            e.kind == "step.started" and e.verb != Verb.PRECHECK for e in self._ctx.events()
+        ):
+            return  # nothing was asked of the node, so it knows of no lease
+        try:
+            self._ctx.node.call("lease.end", run=self._ctx.run)
+        except PitstopError as error:
+            # Then it lapses, and the node says so.
+            self._ctx.progress(f"{self._node}: the lease could not be ended: {error.cause}")

@@ -12,6 +12,8 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from pitstop.fleet.node import RemoteNode
 from pitstop.journal.store import Journal
+from pitstop.provider.killing import GOES_ON, cancel, is_cancelled
+from pitstop.steps.leases import lease_order
 
 SLICE = 10.0
 """Seconds a single question to the node may take."""
@@ -21,21 +23,25 @@ class NodeTrigger(BaseTrigger):
     """Waits until a node's operation is over, or the node has rebooted, or a deadline.
 
     Its keyword arguments are all it knows: a triggerer that dies loses nothing, another one
-    starts over. It only asks; nothing on the node is started, and nothing is cancelled when
-    the trigger ends.
+    starts over. It only asks: nothing on the node is started, and nothing is cancelled when
+    the trigger ends, but for `on_kill`.
 
     :param home: directory of the journal, which names the node.
     :param run_id: the pitstop run.
     :param wait: what for, from `pitstop.fleet.node.Pending`.
     :param deadline: absolute, RFC 3339 with offset.
+    :param verb: the step's verb.
     """
 
-    def __init__(self, home: str, run_id: str, wait: dict[str, Any], deadline: str) -> None:
+    def __init__(
+        self, *, home: str, run_id: str, wait: dict[str, Any], deadline: str, verb: str = ""
+    ) -> None:
         super().__init__()
         self.home = home
         self.run_id = run_id
         self.wait = wait
         self.deadline = deadline
+        self.verb = verb
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class path and the arguments to make it again."""
@@ -46,6 +52,7 @@ class NodeTrigger(BaseTrigger):
                 "run_id": self.run_id,
                 "wait": self.wait,
                 "deadline": self.deadline,
+                "verb": self.verb,
             },
         )
 
@@ -64,10 +71,29 @@ class NodeTrigger(BaseTrigger):
             await asyncio.to_thread(node.close)
         yield TriggerEvent({"over": True})
 
+    async def on_kill(self) -> None:
+        """Cancel the node's work where that is safe, and let the rest go on.
+
+        Airflow 3.3 and later call it when a person marks or clears the deferred task. Before
+        that nobody does: the work goes on, and the engine's fence holds off whatever comes.
+        """
+        if not is_cancelled(self.verb):
+            self.log.info("%s: %s", self.verb, GOES_ON)
+            return
+        self.log.info("killed: %s", await asyncio.to_thread(self._cancel))
+
+    def _cancel(self) -> str:
+        node = self._node()
+        try:
+            return cancel(node, str(self.wait["id"]))
+        finally:
+            node.close()
+
     def _node(self) -> RemoteNode:
         journal = Journal(Path(self.home) / "journal.db")
         try:
             plan = journal.plan(self.run_id)
         finally:
             journal.close()
-        return RemoteNode(plan.node, plan.node_spec)
+        order = lease_order(plan, self.run_id, "airflow triggerer")
+        return RemoteNode(plan.node, plan.node_spec, lease=order)
