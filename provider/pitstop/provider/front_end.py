@@ -1,18 +1,26 @@
-"""Airflow as the driver behind `pitstop run --on airflow`."""
+"""Airflow as the driver behind `pitstop run --on airflow`.
+
+Airflow runs in processes of its own and is not imported here: that takes seconds, and points
+the logging of whatever imports it at its own standard output.
+"""
 
 from __future__ import annotations
 
 import atexit
 import hashlib
+from importlib.util import find_spec
 from pathlib import Path
 
 from pitstop.decide.outcome import result_of
 from pitstop.model.errors import Unexpected
 from pitstop.model.plan import Plan
 from pitstop.model.result import RunResult
-from pitstop.provider.hooks import PitstopHook
+from pitstop.provider.info import CONNECTION_TYPE, DEFAULT_CONNECTION
 from pitstop.provider.standalone import Standalone
 from pitstop.steps.runs import open_run
+
+if find_spec("airflow") is None:
+    raise ImportError("there is no Airflow here")
 
 RUN_DEADLINE = 7 * 86400.0
 
@@ -61,8 +69,8 @@ def drive(home: Path, run_id: str) -> RunResult:
 def _standalone(home: Path) -> Standalone:
     if home not in _running:
         extra = {"home": str(home), "site_file": str(home / "site.yaml")}
-        connection = {"conn_type": "pitstop", "extra": extra}
-        _running[home] = Standalone({PitstopHook.default_conn_name: connection})
+        connection = {"conn_type": CONNECTION_TYPE, "extra": extra}
+        _running[home] = Standalone({DEFAULT_CONNECTION: connection})
         atexit.register(_running[home].close)
     return _running[home]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 VERSION = "0.1.0"
+CONNECTION_TYPE = "pitstop"
+DEFAULT_CONNECTION = "pitstop_default"
 _ROOT = "pitstop.provider"
 
 
@@ -28,7 +30,7 @@ def get_provider_info() -> dict[str, Any]:
         "extra-links": [f"{_ROOT}.links.ReportLink"],
         "connection-types": [
             {
-                "connection-type": "pitstop",
+                "connection-type": CONNECTION_TYPE,
                 "hook-class-name": f"{_ROOT}.hooks.PitstopHook",
                 "hook-name": "pitstop",
                 "ui-field-behaviour": {
@@ -47,7 +49,30 @@ def get_provider_info() -> dict[str, Any]:
                         "description": "Absolute path of journal and reports, shared likewise.",
                         "schema": {"type": ["string", "null"]},
                     },
+                    # Such addresses often hold a token.
+                    "alarm_url": {
+                        "label": "Alarm URL",
+                        "description": "Told of maintenances that are not done in time, by POST.",
+                        "schema": {"type": ["string", "null"], "format": "password"},
+                    },
                 },
             }
         ],
+        "config": {
+            "pitstop": {
+                "description": "GPU node maintenance.",
+                "options": {
+                    "kill_timeout": {
+                        "description": (
+                            "Seconds that a node has to stop its work when a person kills a task "
+                            "whose work can be cut off. Keep it below [triggerer] on_kill_timeout."
+                        ),
+                        "version_added": VERSION,
+                        "type": "float",
+                        "example": None,
+                        "default": "20",
+                    }
+                },
+            }
+        },
     }

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from airflow.sdk import BaseOperatorLink
+
+
+def report_uri(home: Path, run: str) -> str:
+    """Return the address of a run's report. It is written when the run ends."""
+    return (home / "runs" / run / "report.html").as_uri()
 
 
 class ReportLink(BaseOperatorLink):

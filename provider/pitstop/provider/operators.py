@@ -22,7 +22,8 @@ from pitstop.model.errors import PitstopError
 from pitstop.model.result import RunResult
 from pitstop.model.words import Verb
 from pitstop.provider.hooks import PitstopHook, run_id_of
-from pitstop.provider.links import ReportLink
+from pitstop.provider.killing import GOES_ON, cancel, is_cancelled
+from pitstop.provider.links import ReportLink, report_uri
 from pitstop.provider.triggers import NodeTrigger
 from pitstop.steps.agenda import Due, next_step
 from pitstop.steps.context import RunContext
@@ -32,11 +33,6 @@ from pitstop.steps.runs import create_run, has_run
 MANY = 20
 """Retries of a task. How often a step is tried is the site's policy, which the engine keeps
 in the journal; when that is used up the task fails without further retries."""
-
-CANCELLED_WITH_THE_TASK = frozenset({Verb.DRAIN, Verb.CHECKPOINT, Verb.WAIT})
-"""Verbs whose work on the node ends when somebody kills the task. The others are in the
-middle of a change: cutting them off would leave the node in an unknown state, so they go on,
-and the next attempt attaches to them."""
 
 
 class PitstopOperator(BaseOperator):
@@ -62,7 +58,7 @@ class PitstopOperator(BaseOperator):
         if not has_run(hook.home, run):
             raise AirflowSkipException(f"there is no run {run}: it was not planned")
         opened = hook.context(run, self.log.info)
-        self.report_uri = (opened.directory / "report.html").as_uri()
+        self.report_uri = report_uri(hook.home, run)
         try:
             yield opened
         finally:
@@ -88,6 +84,7 @@ class PlanOperator(PitstopOperator):
         hook = PitstopHook(self.pitstop_conn_id)
         run = run_id_of(context)
         if has_run(hook.home, run):
+            self.report_uri = report_uri(hook.home, run)
             return run
         try:
             plan = hook.plan(Path(self.maintenance))
@@ -96,6 +93,7 @@ class PlanOperator(PitstopOperator):
             if error.retryable:
                 raise
             raise AirflowFailException(str(error)) from error
+        self.report_uri = report_uri(hook.home, run)
         for workload in plan.workloads:
             self.log.info("%s: %s: %s", workload.name, workload.strategy.value, workload.reason)
         return run
@@ -123,20 +121,20 @@ class StepOperator(PitstopOperator):
         """Execute the step if it is due, and return its result."""
         return self._step(context, out_of_time=False)
 
-    def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
+    def resume(self, context: Context, event: dict[str, Any] | None = None) -> dict[str, Any]:
         """Go on after waiting. Tolerates any event, also a repeated one: the node is asked."""
-        return self._step(context, out_of_time=event.get("over") is False)
+        return self._step(context, out_of_time=(event or {}).get("over") is False)
 
     def on_kill(self) -> None:
         """Cancel the work on the node where that is safe, and let the rest go on."""
-        if Verb(self.verb) not in CANCELLED_WITH_THE_TASK or not self._run:
-            self.log.info("the node's work on %s goes on; a retry attaches to it", self.subject)
+        if not is_cancelled(self.verb) or not self._run:
+            self.log.info("%s of %s: %s", self.verb, self.subject, GOES_ON)
             return
         ctx = PitstopHook(self.pitstop_conn_id).context(self._run, self.log.info)
         try:
             attempt = ctx.standing(Verb(self.verb), self.subject).attempt
             identifier = ctx.operation_id(Verb(self.verb), self.subject, attempt)
-            self.log.info("cancelled: %s", ctx.node.cancel(identifier)["state"])
+            self.log.info("killed: %s", cancel(ctx.node, identifier))
         finally:
             ctx.close()
 
@@ -172,6 +170,7 @@ class StepOperator(PitstopOperator):
                 run_id=ctx.run,
                 wait=pending.wait,
                 deadline=deadline.isoformat(),
+                verb=self.verb,
             ),
             method_name="resume",
         )

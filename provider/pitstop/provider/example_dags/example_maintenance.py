@@ -7,10 +7,11 @@ Needs a connection `pitstop_default` (type pitstop) whose site.yaml places the w
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from airflow.sdk import DAG
 
+from pitstop.provider.deadlines import maintenance_deadline
 from pitstop.provider.task_group import maintenance_task_group
 
 with DAG(
@@ -21,6 +22,8 @@ with DAG(
     catchup=False,
     # One maintenance of a node at a time; the engine holds the real lock.
     max_active_runs=1,
+    # When it is not done by then, somebody is told how it stands and how to go on.
+    deadline=maintenance_deadline(timedelta(hours=2)),
     tags=["pitstop"],
 ):
     maintenance_task_group(
