@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.rigs.branches import assert_branches
 from tests.rigs.maintenance import SQUAT, fifo, one, python, quiet
 from tests.rigs.site import NODE, PORT, WORKLOAD, SiteRig, cli_command
 
@@ -96,6 +97,7 @@ def test_failing_maintenance_is_rolled_back_and_quarantines(rig: SiteRig) -> Non
     assert (code, result["state"], result["node_state"]) == (4, "partial", "quarantined")
     assert "no such package" in result["cause"]
     assert not marker.exists()
+    assert_branches(rig, result["run"], "maintenance fails")
     assert one(result)["outcome"] == "restored"
     assert (rig.copies(), rig.ask("/count")["count"]) == (1, 4)
 
@@ -114,6 +116,7 @@ def test_failing_validation_keeps_the_checkpoint_until_a_person_has_mended(rig: 
     check = ["test", "-e", str(mended)]
     code, result = rig.run(quiet(rig, ["true"], variables={"check_command": check}))
     assert (code, result["state"], result["node_state"]) == (4, "partial", "quarantined")
+    assert_branches(rig, result["run"], "validation fails")
     assert one(result)["outcome"] is None
     assert one(result)["checkpoint"] in one(result)["cause"]
     assert rig.copies() == 0

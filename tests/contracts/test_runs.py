@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.rigs.branches import assert_branches
 from tests.rigs.site import WORKLOAD, SiteRig, cli_command
 
 
@@ -43,6 +44,7 @@ def test_restored_after_a_patch_and_a_reboot(rig: SiteRig) -> None:
     assert workload["restore_seconds"] > 0
     assert workload["earlier_cold_start_seconds"] > 0
     assert workload["verdict"] == {"valid": True, "differences": []}
+    assert_branches(rig, result["run"], "restored")
     report = Path(result["report"])
     assert "restored" in report.read_text()
     assert json.loads(report.with_suffix(".json").read_text())["schema"] == "pitstop/report/v1"
@@ -63,6 +65,7 @@ def test_declared_change_means_no_dump_and_a_cold_start(rig: SiteRig) -> None:
         "1.0",
         "2.0",
     )
+    assert_branches(rig, result["run"], "declared change")
     assert not list((rig.node.state_dir / "images").glob("*/*"))
     assert rig.ask("/count")["count"] == 1
     healthy(rig)

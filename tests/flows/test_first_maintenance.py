@@ -23,6 +23,7 @@ from prefect.testing.cli import invoke_and_assert
 from pitstop.flows.maintain_node import maintain_node
 from tests.flows import api
 from tests.flows.scenes import RESTORED, assert_in_service, journal
+from tests.rigs.branches import assert_branches
 from tests.rigs.engine import until
 from tests.rigs.maintenance import SQUAT, fifo, python, quiet
 from tests.rigs.site import NODE, SiteRig
@@ -91,6 +92,7 @@ def test_from_nothing_to_a_report(
     [flow_run] = [f for f in api.ask("flow_runs/filter", {}) if f["id"] == flow_run["id"]]
     assert (flow_run["state_type"], flow_run["state"]["message"]) == ("COMPLETED", "web: restored")
     assert_in_service(rig, 4)
+    assert_branches(rig, run, "restored")
     check_tasks(flow_run["id"])
     check_artifacts(rig, run)
     check_secret(rig, flow_run["id"], run, secret)

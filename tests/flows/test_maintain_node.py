@@ -15,6 +15,7 @@ from pitstop.steps.files import plan_from_files
 from pitstop.steps.runs import create_run, has_run
 from tests.flows import api
 from tests.flows.scenes import RESTORED, assert_in_service, look
+from tests.rigs.branches import assert_branches
 from tests.rigs.maintenance import quiet
 from tests.rigs.site import NODE, SiteRig
 
@@ -39,6 +40,7 @@ def test_declared_change_takes_the_cold_start_branch(rig: SiteRig) -> None:
     assert (state.is_completed(), state.message) == (True, "web: cold-started"), state
     assert_in_service(rig, 1)
     flow_run = str(state.state_details.flow_run_id)
+    assert_branches(rig, f"prefect-{flow_run}", "declared change")
     cold = {*RESTORED, "stop-web", "cold-start-web"} - {"checkpoint-web", "restore-web"}
     assert set(api.task_runs(flow_run, cold)) == cold
     [row] = json.loads(api.artifacts(f"prefect-{flow_run}")["verdicts"]["data"])
@@ -56,6 +58,7 @@ def test_failed_validation_then_recovery_and_a_refusal_by_the_gate(rig: SiteRig)
     result = drive(rig.home, "unfit")
     assert (result.exit_code, result.state, result.node_state) == (4, "partial", "quarantined")
     assert "No such file" in result.cause
+    assert_branches(rig, "unfit", "validation fails")
     assert rig.copies() == 0
     assert look(rig)["quarantine"]["run"] == "unfit"
     [failed] = api.flow_runs("unfit")
@@ -82,6 +85,21 @@ def test_failed_validation_then_recovery_and_a_refusal_by_the_gate(rig: SiteRig)
     assert set(tasks) == back
     # Made anew, not `Cached`; and the gate's no is an answer, no failure.
     assert {t["state_name"] for t in tasks.values()} == {"Completed"}
+
+
+def test_failed_maintenance_is_rolled_back_and_quarantines(rig: SiteRig) -> None:
+    state = flow(
+        maintenance=str(quiet(rig, ["false"])),
+        site=str(rig.write()),
+        home=str(rig.home),
+        run_id="broke",
+    )
+    assert state.is_failed()
+    assert_branches(rig, "broke", "maintenance fails")
+    assert look(rig)["quarantine"]["run"] == "broke"
+    assert (rig.copies(), rig.ask("/count")["count"]) == (1, 4)
+    tasks = api.task_runs(str(state.state_details.flow_run_id), ["return-to-service-web"])
+    assert {"rollback-gpu1", "quarantine-gpu1", "restore-web"} <= set(tasks)
 
 
 def test_refusals_touch_nothing_and_are_not_retried(idle_rig: SiteRig) -> None:
