@@ -21,7 +21,6 @@ from pitstop.journal.chain import faults
 from pitstop.journal.store import Journal
 from pitstop.model.event import Event
 from pitstop.model.result import RunResult, WorkloadResult
-from pitstop.node import processes
 from tests.rigs.engine import until
 from tests.rigs.maintenance import fifo, python, quiet
 from tests.rigs.matrix_cells import COLD, Ending
@@ -306,13 +305,3 @@ class Scene:
             f"{e.seq} {e.kind} {e.verb} {e.subject} {e.attempt} {str(e.data)[:300]}"
             for e in self.events()
         )
-
-
-def lock_holder(scene: Scene, within: int) -> processes.Identity | None:
-    """The process below `within` that executes the scene's step: it has its lock file open."""
-    directory = scene.rig.home / "runs" / RUN
-    locks = list(directory.glob(f"*.{scene.step}.lock"))
-    for process in processes.tree(within):
-        if any(processes.has_open(process.pid, lock) for lock in locks):
-            return process
-    return None

@@ -42,6 +42,12 @@ class Standalone:
         self.home = Path(self._directory.name)
         self.dags = self.home / "dags"
         self.dags.mkdir()
+        # Its workers are forked from the scheduler, which reads this: so not every task has
+        # to load the provider anew.
+        (self.home / "config").mkdir()
+        (self.home / "config" / "airflow_local_settings.py").write_text(
+            "import pitstop.provider.task_group\n"
+        )
         self._port = _free_port()
         self._token = ""
         self.environment = self._environment(connections, settings or {})
