@@ -25,10 +25,12 @@ from tests.rigs.matrix import RUN, Scene
 from tests.rigs.site import WORKLOAD
 
 FAST = {
-    # Seconds until a silent task counts as dead; Airflow's default is five minutes.
-    "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "15",
+    # Seconds until a silent task counts as dead; Airflow's default is five minutes. On a busy
+    # machine a healthy one is silent for many seconds.
+    "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30",
     "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "2",
-    "WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
+    "WORKERS__MIN_HEARTBEAT_INTERVAL": "2",
+    "WORKERS__MAX_FAILED_HEARTBEATS": "10",
     "SCHEDULER__JOB_HEARTBEAT_SEC": "1",
     "SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
     "SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
@@ -130,6 +132,11 @@ class SharedAirflow:
         self._airflow = Standalone({}, FAST)
         self._started: list[subprocess.Popen[bytes]] = []
         self._runs = 0
+        try:
+            self._airflow.wait("/api/v2/monitor/health", _healthy)
+        except BaseException:
+            self.close()
+            raise
 
     @contextmanager
     def dag_run(self, scene: Scene) -> Iterator[DagRun]:
@@ -213,15 +220,10 @@ class SharedAirflow:
         return 0
 
     def _family(self) -> list[Identity]:
-        """All processes of this Airflow: those that have its home in their environment."""
-        home = f"AIRFLOW_HOME={self._airflow.home}".encode()
-        found = []
-        for process in processes.tree(os.getpid())[1:]:
-            with suppress(OSError):
-                environment = Path(f"/proc/{process.pid}/environ").read_bytes()
-                if home in environment.split(b"\0"):
-                    found.append(process)
-        return found
+        """All processes of this Airflow: its parts make process groups, but no sessions."""
+        sessions = {self._airflow.pid, *(component.pid for component in self._started)}
+        below = processes.tree(os.getpid())[1:]
+        return [process for process in below if processes.session_of(process.pid) in sessions]
 
     def _print_logs(self, dag: str) -> None:
         """Show the ends of what its tasks and components have said, for a failed cell."""
@@ -232,21 +234,18 @@ class SharedAirflow:
 
     def close(self) -> None:
         """End it with everything that it has left behind."""
+        family = self._family()
         try:
-            for component in self._started:
-                component.kill()
-            left = self._family()
-            for process in left:
-                if process.pid != self._airflow.pid:
-                    with suppress(ProcessLookupError):
-                        os.kill(process.pid, signal.SIGKILL)
             self._airflow.close()
-            processes.wait_gone(left, 20)
+            for process in (*family, *self._family()):
+                if process.alive():
+                    os.kill(process.pid, signal.SIGKILL)
+            assert not processes.wait_gone(family, 20)
             for component in self._started:
                 component.wait()
         finally:
             _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
-            _reap(left)
+            _reap(family)
 
 
 def _reap(family: list[Identity]) -> None:
