@@ -445,6 +445,25 @@ def test_killed_session_is_a_lost_connection_and_the_next_run_makes_a_new_one(
     assert run(transport, "sh", "-c", "echo $PPID").decode().strip() != session
 
 
+def test_connection_that_dies_after_the_answer_takes_nothing_from_it(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that reboots has answered, and is gone before the channel is closed.
+
+    paramiko then raises what its `write_all` does, if its reader has not noticed yet; that
+    moment is too short to be met at will.
+    """
+    transport = connect()
+
+    def gone(_channel: paramiko.Channel) -> None:
+        raise EOFError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(paramiko.Channel, "close", gone)
+        assert run(transport, "echo", "answer") == b"answer\n"
+    assert run(transport, "echo", "again") == b"again\n"
+
+
 def test_command_killed_by_a_signal_has_an_unknown_end(connect: Connect) -> None:
     with pytest.raises(ConnectionLost, match="unknown"):
         connect().run(["sh", "-c", "kill -9 $$"], b"", 30)

@@ -41,6 +41,10 @@ _UNUSABLE_KEY = (
 """What reading a private key raises: TypeError is for one with a passphrase."""
 
 
+_LOST = (paramiko.SSHException, OSError, EOFError)
+"""What paramiko raises when a connection has ended."""
+
+
 class SshTransport(Transport):
     """One SSH connection, made when it is needed and again after it was lost."""
 
@@ -67,14 +71,17 @@ class SshTransport(Transport):
         try:
             channel.exec_command(shlex.join(argv))
             return _exchange(channel, stdin)
-        except (paramiko.SSHException, OSError, EOFError) as error:
+        except _LOST as error:
             self.close()
             if time.monotonic() >= end:
                 raise DeadlineExceeded(self._name, f"no answer after {timeout:g} s") from error
             raise ConnectionLost(self._name, f"the connection was lost: {error}") from error
         finally:
             watchdog.cancel()
-            channel.close()
+            # The answer is complete or its loss is said; closing says so over a connection
+            # that may have died in between, as it does when a node reboots.
+            with contextlib.suppress(*_LOST):
+                channel.close()
 
     def close(self) -> None:
         """End the connection."""
@@ -94,7 +101,7 @@ class SshTransport(Transport):
             assert self._connection is not None  # noqa: S101  # _connect sets it or raises
             try:
                 return self._connection.open_session(timeout=self._ssh.connect_timeout)
-            except (paramiko.SSHException, OSError, EOFError) as error:
+            except _LOST as error:
                 # A connection that died unnoticed: nothing was sent yet, so once more.
                 self.close()
                 if fresh:
@@ -123,7 +130,7 @@ class SshTransport(Transport):
         except (HostKeyRefused, PermanentError):
             self.close()
             raise
-        except (paramiko.SSHException, OSError, EOFError) as error:
+        except _LOST as error:
             self.close()
             raise NodeUnreachable(self._name, f"no SSH connection: {error}") from error
         connection.set_keepalive(max(1, int(self._ssh.keepalive)))
