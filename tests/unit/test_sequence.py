@@ -20,6 +20,7 @@ from pitstop.model.errors import (
     CheckpointFailed,
     ConnectionLost,
     EndedInDump,
+    Interrupted,
     InvalidCheckpoint,
     MaintenanceFailed,
     NodeUnreachable,
@@ -820,3 +821,36 @@ def test_bug_in_a_step_is_recorded_as_one(runs: Runs) -> None:
     with pytest.raises(Unexpected, match="KeyError"):
         perform(ctx, Verb.DRAIN, "web")
     assert ctx.standing(Verb.DRAIN, "web").failure is not None
+
+
+@pytest.mark.parametrize(
+    ("boot_id", "running", "expected"),
+    [
+        ("after", False, EndedInDump),  # gone with the power, and nobody brought it back
+        ("after", True, Interrupted),  # brought back by whoever supervises it: drained anew
+        ("before", False, Interrupted),  # no reboot: it may have ended by itself
+    ],
+)
+@pytest.mark.parametrize("verb", [Verb.DRAIN, Verb.CHECKPOINT])
+def test_workload_that_went_down_with_its_node_is_told_from_all_others(
+    runs: Runs, verb: Verb, boot_id: str, running: bool, expected: type[PitstopError]
+) -> None:
+    ctx = runs.new()
+    for kind, data in (
+        ("step.started", {}),
+        ("step.finished", {"result": {"boot_id": "before"}}),
+    ):
+        ctx.journal.append(ctx.run, kind, "me@here", NODE, Verb.PRECHECK.value, 1, data)  # type: ignore[arg-type]
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        if request["call"] == "ping":
+            return {"boot_id": boot_id}
+        if request["call"] == "inspect":
+            return {"workloads": {"web": {"running": running}}}
+        if request["call"] == "settle":
+            raise Interrupted("web", "as it was")
+        return {"state": "interrupted"}
+
+    ctx.node = RemoteNode(NODE, ctx.plan.node_spec, FrameTransport(answer))
+    with pytest.raises(expected):
+        execute(ctx, verb, "web")
