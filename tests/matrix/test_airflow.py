@@ -53,6 +53,8 @@ def kill_task(airflow: SharedAirflow, cell: Cell, scene: Scene, run: DagRun) -> 
 def terminate_task(airflow: SharedAirflow, cell: Cell, scene: Scene, run: DagRun) -> None:
     scene.wait_begun()
     os.kill(airflow.executing(scene).pid, signal.SIGTERM)
+    if cell.step in ("drain", "checkpoint"):
+        scene.wait_ended()  # it is cancelled with its task
 
 
 def kill_worker(airflow: SharedAirflow, cell: Cell, scene: Scene, run: DagRun) -> None:
@@ -85,8 +87,9 @@ def leave_orphan(airflow: SharedAirflow, cell: Cell, scene: Scene, run: DagRun) 
     """The retry begins while the first task's process lives, and that one goes on later."""
     scene.wait_begun()
     task = airflow.executing(scene)
-    os.kill(task.pid, signal.SIGSTOP)
+    # In this order: a stopped process whose parent dies is hung up by the kernel.
     os.kill(processes.parent_of(task.pid), signal.SIGKILL)
+    os.kill(task.pid, signal.SIGSTOP)
     if cell.step == "gate":
         scene.let_go()
     try:

@@ -178,6 +178,14 @@ class Scene:
         found = (self.rig.node.state_dir / "ops").glob(f"{RUN}.*.{verb}.*")
         return [path for path in found if (path / "request.json").exists()]
 
+    def wait_ended(self) -> None:
+        """Return once the node's work at the step has come to its end."""
+        until(
+            lambda: all((path / "result.json").exists() for path in self.operations(self.step)),
+            f"the end of the work at {self.step}",
+            60,
+        )
+
     def wait_begun(self, seconds: float = 120) -> None:
         """Return as soon as the node works at the step."""
         if self.save_held:

@@ -67,8 +67,8 @@ class Cell:
         return _OTHER.get((self.step, self.victim), {}).get(self.system, (usual,))
 
 
-_GIVEN_UP = (Ending(UNTOUCHED, NEVER),)
-"""Whoever kills a task that saves or drains has the node's work cancelled: nothing is touched."""
+_GIVEN_UP = Ending(UNTOUCHED, NEVER)
+"""Whoever ends a task that drains or saves has the node's work cancelled: nothing is touched."""
 
 _OTHER: dict[tuple[str, str], dict[str, tuple[Ending, ...]]] = {}
 
@@ -84,6 +84,15 @@ _everywhere("restore", "node", Ending(COLD))
 # A command that was cut off is never run a second time: rolled back, and the node waits for a
 # person in quarantine.
 _everywhere("maintain", "node", Ending(RESTORED, BEGUN))
+
+_OTHER["drain", "controller-term"] = {"airflow": (_GIVEN_UP,)}
+# The dump may be complete before it can be cancelled.
+_OTHER["checkpoint", "controller-term"] = {"airflow": (_GIVEN_UP, Ending(RESTORED))}
+# Whether a trigger is told that its task was ended, before another try attaches to the work,
+# is a race within Airflow.
+for _step in ("drain", "checkpoint"):
+    for _victim in ("mark-run-failed", "mark-task-failed", "clear-running"):
+        _OTHER[_step, _victim] = {"airflow": (_GIVEN_UP, Ending(RESTORED))}
 
 
 def cells(system: str | None = None) -> Iterator[Cell]:
