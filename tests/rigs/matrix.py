@@ -22,7 +22,7 @@ from pitstop.journal.store import Journal
 from pitstop.model.event import Event
 from pitstop.model.result import RunResult, WorkloadResult
 from tests.rigs.engine import until
-from tests.rigs.maintenance import fifo, python, quiet
+from tests.rigs.maintenance import QUIET, fifo, python, quiet
 from tests.rigs.matrix_cells import COLD, Ending
 from tests.rigs.site import NODE, PORT, SERVER, WORKLOAD, SiteRig
 
@@ -124,6 +124,7 @@ class Scene:
         self._hold, self._probing = rig.root / "hold-probe", rig.root / "probing"
         self._slow: subprocess.Popen[Any] | None = None
         self._counted = 3
+        self._powerless = False
         self._prepare_site()
         self.maintenance = self._prepare_maintenance()
         self.watch = Watch(rig, self.patch_log)
@@ -152,7 +153,11 @@ class Scene:
         wait = self._go_on if self.step == "maintain" else "-"
         command = python(PATCH, self.patch_log, wait, *files.get(self.step, ()))
         changes = {"engine.version": "2.0"} if self.step == "cold_start" else {}
-        return quiet(rig, command, changes=changes)
+        path = quiet(rig, command, changes=changes)
+        # Held for longer than a silent task needs to count as dead.
+        text = QUIET.replace("timeout: 60", "timeout: 600")
+        (rig.root / "quiet.md.j2").write_text(text)
+        return path
 
     def __enter__(self) -> Self:
         if self.step == "drain":
@@ -217,7 +222,8 @@ class Scene:
         self._hold.unlink(missing_ok=True)
         (self.rig.root / "broken").unlink(missing_ok=True)
         (self.rig.root / "let-go").touch()
-        if self.step == "maintain" and self._patch_waits():
+        if self.step == "maintain" and not self._powerless:
+            until(self._patch_waits, "the patch waits", 60)
             self._go_on.write_text("go\n")
         if self._slow is not None:
             self._slow.wait(timeout=60)
@@ -227,6 +233,7 @@ class Scene:
 
     def power_lost(self) -> None:
         """The node was without power: what was in memory alone is gone."""
+        self._powerless = True
         self._counted = 0 if self.step in ("drain", "checkpoint", "restore") else self._counted
 
     def events(self) -> list[Event]:
