@@ -48,8 +48,10 @@ def maintenance_deadline(
     )
 
 
-async def alarm(*, pitstop_conn_id: str, context: Mapping[str, Any]) -> dict[str, Any]:
+async def alarm(*, pitstop_conn_id: str, context: Mapping[str, Any]) -> str:
     """Say how a maintenance stands; Airflow calls it when the deadline has passed.
+
+    What is returned goes into a column of text: anything else would end the triggerer.
 
     :param context: `dag_run` as Airflow's REST interface shows it, and `deadline`.
     """
@@ -60,7 +62,7 @@ async def alarm(*, pitstop_conn_id: str, context: Mapping[str, Any]) -> dict[str
     log.error("%s", message["message"])
     if hook.alarm_url:
         await asyncio.to_thread(_post, hook.alarm_url, message)
-    return message
+    return str(message["message"])
 
 
 def _message(hook: PitstopHook, context: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG
 
+from pitstop.decide.outcome import result_of
 from pitstop.model.words import Verb
 from pitstop.provider.task_group import maintenance_task_group
 from pitstop.steps.runs import open_run
+from tests.rigs.maintenance import quiet
 from tests.rigs.site import NODE, WORKLOAD, SiteRig
 
 DAG_FILE = """
@@ -35,36 +37,41 @@ def run_dag(airflow_db: str, monkeypatch: pytest.MonkeyPatch) -> RunDag:
     """Run the task group as a DAG; return the DAG run's state and each task's."""
 
     def run(rig: SiteRig, maintenance: Path) -> tuple[str, dict[str, str]]:
-        connection = {
-            "conn_type": "pitstop",
-            "extra": {"site_file": str(rig.write()), "home": str(rig.home)},
-        }
-        monkeypatch.setenv("AIRFLOW_CONN_PITSTOP_DEFAULT", json.dumps(connection))
+        connect(rig, monkeypatch)
         name = f"maintenance_{uuid.uuid4().hex[:8]}"
-        path = Path(airflow_db) / "dags" / f"{name}.py"
-        path.write_text(DAG_FILE.format(name=name, maintenance=str(maintenance)))
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        try:
-            dag_run = module.dag.test(run_conf={"pitstop_run": "dag"})
-        finally:
-            path.unlink()
-        states = {
-            ti.task_id.removeprefix("maintenance."): str(ti.state)
-            for ti in dag_run.get_task_instances()
-        }
-        return str(dag_run.state), states
+        return through(airflow_db, name, DAG_FILE.format(name=name, maintenance=str(maintenance)))
 
     return run
+
+
+def connect(rig: SiteRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    extra = {"site_file": str(rig.write()), "home": str(rig.home)}
+    connection = {"conn_type": "pitstop", "extra": extra}
+    monkeypatch.setenv("AIRFLOW_CONN_PITSTOP_DEFAULT", json.dumps(connection))
+
+
+def through(airflow_home: str, name: str, code: str) -> tuple[str, dict[str, str]]:
+    """Run a DAG file from the DAG folder; return the DAG run's state and each task's."""
+    path = Path(airflow_home) / "dags" / f"{name}.py"
+    path.write_text(code)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    try:
+        dag_run = module.dag.test(run_conf={"pitstop_run": "dag"})
+    finally:
+        path.unlink()
+    states = {
+        ti.task_id.removeprefix("maintenance."): str(ti.state)
+        for ti in dag_run.get_task_instances()
+    }
+    return str(dag_run.state), states
 
 
 def result(rig: SiteRig) -> dict[str, Any]:
     ctx = open_run(rig.home, "dag")
     try:
-        from pitstop.decide.outcome import result_of
-
         return result_of(ctx.plan, "dag", ctx.events()).model_dump(mode="json")
     finally:
         ctx.close()
@@ -133,6 +140,21 @@ def test_refused_plan_touches_nothing(idle_rig: SiteRig, run_dag: RunDag) -> Non
     assert taken(states) == set()
     assert rig.copies() == 1
     assert not (rig.root / "patched").exists()
+
+
+def test_workload_that_nothing_brings_back_fails_the_dag_run(rig: SiteRig, run_dag: RunDag) -> None:
+    """Restore is no teardown, whose failure a DAG run would not see: it is a task like others."""
+    for verb in ("restore", "cold_start"):
+        rig.site["policy"]["retries"][verb] = {"count": 0}
+    rig.workload["ready"]["deadline"] = 2
+    state, states = run_dag(rig, quiet(rig, ["touch", str(rig.root / "broken")]))
+    assert state == "failed", states
+    assert states[f"restore_{WORKLOAD}"] == states[f"cold_start_{WORKLOAD}"] == "failed"
+    assert states["maintain"] == states["validate"] == "success"
+    assert states["finish"] == "failed"
+    found = result(rig)
+    assert (found["state"], found["workloads"][0]["outcome"]) == ("partial", None)
+    assert rig.copies() == 1  # the last one, which answers 503
 
 
 def test_every_verb_of_the_sequence_has_its_task() -> None:

@@ -25,7 +25,7 @@ with DAG(
     # When it is not done by then, somebody is told how it stands and how to go on.
     deadline=maintenance_deadline(timedelta(hours=2)),
     tags=["pitstop"],
-):
+) as dag:
     maintenance_task_group(
         maintenance="{{ var.value.pitstop_maintenance }}",
         node="gpu1",
