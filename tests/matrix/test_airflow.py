@@ -87,8 +87,10 @@ def leave_orphan(airflow: SharedAirflow, cell: Cell, scene: Scene, run: DagRun) 
     """The retry begins while the first task's process lives, and that one goes on later."""
     scene.wait_begun()
     task = airflow.executing(scene)
-    # In this order: a stopped process whose parent dies is hung up by the kernel.
-    os.kill(processes.parent_of(task.pid), signal.SIGKILL)
+    supervisor = processes.identity(processes.parent_of(task.pid))
+    os.kill(supervisor.pid, signal.SIGKILL)
+    # Not before that one is gone: a stopped process whose parent dies is hung up by the kernel.
+    assert not processes.wait_gone([supervisor], 10)
     os.kill(task.pid, signal.SIGSTOP)
     if cell.step == "gate":
         scene.let_go()

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.error
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -102,13 +103,13 @@ class DagRun:
 
     def mark_failed(self) -> None:
         """Mark the DAG run failed, and wait until none of its tasks is left."""
-        self._airflow.ask("PATCH", self._path, {"state": "failed"})
+        self._insist("PATCH", self._path, {"state": "failed"})
         until(lambda: set(self.tasks().values()) <= ENDED, "all tasks have ended", 60)
 
     def mark_task_failed(self, name: str) -> None:
         """Mark a task failed, and wait until all that follow have come to their end."""
         path = f"{self._path}/taskInstances/maintenance.{name}"
-        self._airflow.ask("PATCH", path, {"new_state": "failed"})
+        self._insist("PATCH", path, {"new_state": "failed"})
         assert self.wait() == "failed"
 
     def clear(self, name: str, downstream: bool) -> None:
@@ -121,7 +122,21 @@ class DagRun:
             "task_ids": [f"maintenance.{name}"],
             "include_downstream": downstream,
         }
-        self._airflow.ask("POST", f"/api/v2/dags/{self._dag}/clearTaskInstances", body)
+        self._insist("POST", f"/api/v2/dags/{self._dag}/clearTaskInstances", body)
+
+    def _insist(self, method: str, path: str, body: dict[str, Any]) -> None:
+        """Ask for a change, again where the server fails: its SQLite is locked now and then."""
+
+        def ask() -> bool:
+            try:
+                self._airflow.ask(method, path, body)
+            except urllib.error.HTTPError as error:
+                if error.code < 500:
+                    raise
+                return False
+            return True
+
+        until(ask, f"{method} {path}", 30)
 
 
 class SharedAirflow:
