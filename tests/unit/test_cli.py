@@ -28,6 +28,7 @@ COMMANDS = {
     ("plan",),
     ("run",),
     ("resume",),
+    ("reconcile",),
     ("report",),
     ("runs",),
     ("start",),
@@ -391,7 +392,8 @@ def test_runs_are_listed_also_while_one_has_only_begun(cli: Cli, saved: Path, ho
     journal.create_run("r0", Plan.model_validate_json(saved.read_text()))
     journal.close()
     [listed] = json.loads(cli("runs", "--json").stdout)
-    assert (listed["run"], listed["state"]) == ("r0", "partial")
+    assert (listed["run"], listed["state"], listed["ended"]) == ("r0", "partial", False)
+    assert "not ended" in cli("runs").stdout
     done = cli("resume", "r0", "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["state"] == "done"

@@ -697,7 +697,7 @@ def test_recovery_of_a_node_that_is_still_not_fit_touches_nothing(runs: Runs) ->
         result, performer, asked = recover(ctx, {(Verb.VALIDATE, NODE): ValidationFailed})
         assert steps(performer) == ["validate n1"]
         assert (result.state, result.node_state) == ("partial", "quarantined")
-        assert asked == []
+        assert [a["call"] for a in asked] == ["lease.end"]
         assert outcomes(result)["web"] is None
     result, performer, asked = recover(ctx)
     assert (result.state, result.node_state) == ("done", "in-service")

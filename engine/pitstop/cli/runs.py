@@ -182,7 +182,7 @@ def _finish(home: Path, result: RunResult, as_json: bool) -> None:
 
 
 def _show(result: RunResult, path: Path, wrong: list[str]) -> None:
-    table = Table(title=f"run {result.run}: {result.state}, node {result.node_state}")
+    table = Table(title=f"run {result.run}: {_state(result)}, node {result.node_state}")
     for column in ("workload", "outcome", "restore", "cold start", "cause"):
         table.add_column(column, overflow="fold")
     for w in result.workloads:
@@ -199,9 +199,15 @@ def _show(result: RunResult, path: Path, wrong: list[str]) -> None:
         out.print(printable(result.cause), markup=False)
     for fault in wrong:
         out.print(f"journal: {fault}", markup=False)
-    if result.state == "partial":
+    if not result.ended:
+        out.print(f"whether anybody is at it says: pitstop reconcile {result.node}", markup=False)
+    elif result.state == "partial":
         out.print(f"a person is needed; afterwards: pitstop resume {result.run}", markup=False)
     out.print(f"report: {path}", markup=False)
+
+
+def _state(result: RunResult) -> str:
+    return result.state if result.ended else "not ended"
 
 
 def _runs_table(found: list[RunResult]) -> Table:
@@ -212,5 +218,5 @@ def _runs_table(found: list[RunResult]) -> Table:
         outcomes = ", ".join(
             f"{w.name}: {w.outcome.value if w.outcome else 'waits'}" for w in r.workloads
         )
-        table.add_row(r.run, r.node, r.state, r.node_state, outcomes)
+        table.add_row(r.run, r.node, _state(r), r.node_state, outcomes)
     return table

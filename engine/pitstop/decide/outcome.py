@@ -21,7 +21,8 @@ _EFFECT_UNKNOWN = WITHOUT_CONTACT | {DeadlineExceeded.code, Interrupted.code}
 
 def result_of(plan: Plan, run: str, events: Sequence[Event]) -> RunResult:
     """Build the result of a run. Also right for one that has not ended: it is `partial`."""
-    ended = next((e for e in reversed(events) if e.kind == "run.ended"), None)
+    last = next((e for e in reversed(events) if e.kind in ("run.ended", "run.resumed")), None)
+    ended = last if last is not None and last.kind == "run.ended" else None
     state: State = ended.data["state"] if ended else "partial"
     quarantined = standing(events, Verb.QUARANTINE, plan.node).result is not None
     lifted = any(e.kind == "decision" and e.data.get("topic") == "unquarantine" for e in events)
@@ -31,6 +32,7 @@ def result_of(plan: Plan, run: str, events: Sequence[Event]) -> RunResult:
         plan_digest=plan.digest,
         state=state,
         node_state="quarantined" if quarantined and not lifted else "in-service",
+        ended=ended is not None,
         cause=str(ended.data.get("cause", "")) if ended else "the run has not ended",
         workloads=tuple(_workload(w, events) for w in plan.workloads),
     )

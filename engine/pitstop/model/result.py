@@ -45,6 +45,7 @@ class RunResult(Model):
     Attributes:
         state: `done`; `refused` (nothing was touched); `partial` (a person is needed);
             `failed`.
+        ended: whether it has come to its end; one that has not is `partial` so far.
     """
 
     schema_: Literal["pitstop/run-result/v1"] = Field(
@@ -55,6 +56,7 @@ class RunResult(Model):
     plan_digest: str
     state: Literal["done", "refused", "partial", "failed"]
     node_state: Literal["in-service", "quarantined"]
+    ended: bool = True
     cause: str = ""
     workloads: tuple[WorkloadResult, ...] = ()
 
