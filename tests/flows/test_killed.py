@@ -158,7 +158,11 @@ def check_journal(rig: SiteRig) -> None:
 def check_flow_runs() -> None:
     """Prefect shows what it could see; what was done before is `Cached`, not done again."""
     found = api.flow_runs(RUN)
-    assert [f["state_type"] for f in found] == ["RUNNING", "CRASHED", "FAILED", "CRASHED"]
+    states = [f["state_type"] for f in found]
+    # Of a process that was killed nobody tells; where it has the automation, and takes its time,
+    # the server itself finds out.
+    assert states[0] in ("RUNNING", "CRASHED")
+    assert states[1:] == ["CRASHED", "FAILED", "CRASHED"]
     tasks = api.task_runs(found[-1]["id"], [f"maintain-{NODE}", f"validate-{NODE}"])
     cached = {name for name, task in tasks.items() if task["state_name"] == "Cached"}
     assert {f"precheck-{NODE}", "drain-web", "checkpoint-web"} <= cached

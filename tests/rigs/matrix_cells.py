@@ -107,7 +107,6 @@ IN_THE_USUAL_SUITES = frozenset(
     {
         "steps-checkpoint-connection",
         "steps-restore-connection",
-        "airflow-maintain-mark-run-failed",
     }
 )
 """Cells that the usual test command runs as well; all others carry the marker `matrix`."""

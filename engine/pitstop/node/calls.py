@@ -97,7 +97,8 @@ def _release(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
     workload, run = str(arguments["workload"]), str(arguments["run"])
     WorkloadState(state, workload).release(run)
-    Lease(state, run).admitted(workload)
+    if run:
+        Lease(state, run).admitted(workload)
     return {}
 
 
