@@ -181,8 +181,9 @@ class Standalone:
         # descent, while the parent is still there.
         family = [] if self._process.poll() is not None else tree(self._process.pid)
         for number in (signal.SIGINT, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
+            if self._process.poll() is not None:
+                break  # its number may be another process's by now
+            os.killpg(self._process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_STOP_GRACE)
         for process in family:
