@@ -30,8 +30,11 @@ from pitstop.steps.context import RunContext
 from pitstop.steps.execute import execute, may_retry
 from pitstop.steps.runs import create_run, has_run
 
+FEW = 3
+"""Retries of a task that only looks and records."""
+
 MANY = 20
-"""Retries of a task. How often a step is tried is the site's policy, which the engine keeps
+"""Retries of a task that executes a step. How often a step is tried is the site's policy, which the engine keeps
 in the journal; when that is used up the task fails without further retries."""
 
 
@@ -46,6 +49,11 @@ class PitstopOperator(BaseOperator):
     ui_color = "#e8f1f4"
 
     def __init__(self, *, pitstop_conn_id: str = PitstopHook.default_conn_name, **kwargs: Any):
+        # All of them find what was done before, so a worker that dies costs a retry and no run.
+        kwargs.setdefault("retries", FEW)
+        kwargs.setdefault("retry_delay", timedelta(seconds=2))
+        kwargs.setdefault("retry_exponential_backoff", True)
+        kwargs.setdefault("max_retry_delay", timedelta(minutes=1))
         super().__init__(**kwargs)
         self.pitstop_conn_id = pitstop_conn_id
         self.report_uri = ""
@@ -110,9 +118,6 @@ class StepOperator(PitstopOperator):
 
     def __init__(self, *, verb: Verb | str, subject: str, **kwargs: Any):
         kwargs.setdefault("retries", MANY)
-        kwargs.setdefault("retry_delay", timedelta(seconds=2))
-        kwargs.setdefault("retry_exponential_backoff", True)
-        kwargs.setdefault("max_retry_delay", timedelta(minutes=1))
         super().__init__(**kwargs)
         self.verb = Verb(verb).value
         self.subject = subject

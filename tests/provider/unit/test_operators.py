@@ -46,6 +46,12 @@ def test_operators_are_templated_and_linked(operator: PitstopOperator) -> None:
     assert link.get_link(operator, ti_key=None) == ""  # there is no run yet
 
 
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda o: type(o).__name__)
+def test_worker_that_dies_costs_a_retry_and_no_run(operator: PitstopOperator) -> None:
+    assert operator.retries >= 3
+    assert PlanOperator(task_id="d", maintenance="/m.yaml", retries=0).retries == 0
+
+
 def test_what_a_person_would_change_is_templated() -> None:
     plan, step, _ = OPERATORS
     assert "maintenance" in plan.template_fields
