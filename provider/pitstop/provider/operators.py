@@ -34,8 +34,9 @@ FEW = 3
 """Retries of a task that only looks and records."""
 
 MANY = 20
-"""Retries of a task that executes a step. How often a step is tried is the site's policy, which the engine keeps
-in the journal; when that is used up the task fails without further retries."""
+"""Retries of a task that executes a step. How often a step is tried is the site's policy,
+which the engine keeps in the journal; when that is used up the task fails without further
+retries."""
 
 
 class PitstopOperator(BaseOperator):
