@@ -13,8 +13,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +22,7 @@ from pitstop.images.durable import make_directory, read_json, write_json
 from pitstop.model.errors import PitstopError
 from pitstop.node import processes
 from pitstop.node.clock import now, running_seconds
+from pitstop.node.detached import spawn
 from pitstop.node.locks import Lock
 from pitstop.node.paths import StateDir, boot_id, checked
 
@@ -40,6 +39,7 @@ class Lease:
         self._directory = state.root / "leases"
         self._file = self._directory / f"{self.run}.json"
         self._lock = self._directory / f"{self.run}.lock"
+        self._log = self._directory / f"{self.run}.log"
 
     def begin(self, order: Mapping[str, Any], drained: str = "") -> None:
         """Begin or renew it, and see that somebody watches it.
@@ -66,7 +66,8 @@ class Lease:
         lock = Lock(self._lock)
         if lock.try_acquire():  # else it is watched
             try:
-                self._spawn(lock)
+                watcher = spawn(self._state, ["lease-watch", self.run], lock, self._log)
+                self._lock.write_text(str(watcher))
             finally:
                 lock.release()  # the watcher has inherited it
 
@@ -145,36 +146,13 @@ class Lease:
         failure = ""
         if lease["alarm"] is not None:
             try:
-                _act(lease["alarm"], text, self._directory / f"{self.run}.log")
+                _act(lease["alarm"], text, self._log)
             except PitstopError as error:
                 failure = str(error)
         # Read anew: a controller that came back meanwhile has made it a living lease again.
         current = read_json(self._file)
         if current is not None and current["renewed"] == lease["renewed"]:
             write_json(self._file, {**current, "raised": {"time": now(), "failure": failure}})
-
-    def _spawn(self, lock: Lock) -> None:
-        assert lock.descriptor is not None  # noqa: S101  # taken above
-        log = os.open(
-            self._directory / f"{self.run}.log",
-            os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC,
-            0o600,
-        )
-        try:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "pitstop.node.main", "lease-watch", self.run],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd="/",
-                env={**os.environ, "PITSTOP_STATE_DIR": str(self._state.root)},
-                # Out of the caller's session: a hang-up of the connection must not reach it.
-                start_new_session=True,
-                pass_fds=(lock.descriptor,),
-            )
-        finally:
-            os.close(log)
-        self._lock.write_text(str(process.pid))
 
     def _read_watcher(self) -> int | None:
         try:

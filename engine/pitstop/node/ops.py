@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from dataclasses import dataclass
 from enum import StrEnum
@@ -31,6 +30,7 @@ from pitstop.model.errors import (
 )
 from pitstop.node import cancelling, processes
 from pitstop.node.clock import now, running_seconds
+from pitstop.node.detached import spawn
 from pitstop.node.locks import Lock, is_held, wait_until_free
 from pitstop.node.paths import StateDir, boot_id, checked
 from pitstop.node.processes import Identity
@@ -133,21 +133,10 @@ class Operation:
         return self.status()
 
     def _spawn(self, lock: Lock) -> None:
-        assert lock.descriptor is not None  # noqa: S101  # taken above
-        with self.log.open("ab") as log, cancelling.postponed():
-            process = subprocess.Popen(
-                [sys.executable, "-m", "pitstop.node.main", "op-run", self.id],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd="/",
-                env={**os.environ, "PITSTOP_STATE_DIR": str(self.state.root)},
-                # Out of the caller's session: a hang-up of the connection must not reach it.
-                start_new_session=True,
-                pass_fds=(lock.descriptor,),
-            )
+        with cancelling.postponed():
+            runner = spawn(self.state, ["op-run", self.id], lock, self.log)
         try:
-            started = processes.identity(process.pid)
+            started = processes.identity(runner)
         except WorkloadGone:
             return  # it has ended by now, with a result
         write_json(self.path / "runner.json", {"pid": started.pid, "start": started.start})
