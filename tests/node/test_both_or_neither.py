@@ -15,7 +15,7 @@ import pytest
 
 from pitstop.images.checkpoint import Checkpoint, Mark, State
 from pitstop.model.errors import CheckpointFailed, PitstopError
-from pitstop.node import processes
+from pitstop.node import criu, processes
 from pitstop.node.locks import is_held
 from tests.rigs.engine import Engine, EngineError, Launched, state_letter, until
 
@@ -123,6 +123,24 @@ def test_disk_fills_up_during_the_dump(engine: Engine, small_disk: Callable[[int
     assert engine.store().all() == []
     filler.unlink()
     workload.runs_on()
+
+
+def test_a_full_disk_is_named_though_the_log_was_cut_before_it_could(
+    engine: Engine, small_disk: Callable[[int], None]
+) -> None:
+    small_disk(1)
+    checkpoint = Checkpoint(engine.root)
+    checkpoint.work.mkdir()
+    log = checkpoint.work / "criu.log"
+    log.write_text("(00.100000) Dumping pages\n(00.224188) Error")
+    assert criu.errors(checkpoint) == ["CRIU names no error; its log ends: (00.224188) Error"]
+    filler = engine.root / "filler"
+    subprocess.run(["dd", "if=/dev/zero", f"of={filler}", "bs=4k"], check=False)
+    assert criu.errors(checkpoint)[0] == "No space left on device"
+    with log.open("a") as file:
+        assert file.write(" (criu/x.c:1): Cannot write\n")
+    # It fits into the log's last page, and does not hide the cause.
+    assert criu.errors(checkpoint) == ["No space left on device", "Cannot write"]
 
 
 class Dump:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,6 +61,40 @@ def test_signals_are_forwarded(engine: Engine) -> None:
     launched.signal(signal.SIGTERM)
     assert launched.wait() == 7
     assert engine.output() == "up\ngot USR1\ngot HUP\ngot TERM\n"
+
+
+ECHO = """
+import os, signal, socket, sys
+numbers = [signal.SIGUSR1, signal.SIGUSR2]
+signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+with socket.socket(socket.AF_UNIX) as peer:
+    peer.connect(sys.argv[1])
+    while True:
+        peer.send(b".")
+        signal.sigwait(numbers)
+"""
+
+
+def test_no_signal_is_lost_however_soon_it_follows_another(engine: Engine, tmp_path: Path) -> None:
+    """The second comes at every moment of the launcher's way back to waiting for the next."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "peer"))
+        listener.listen()
+        launched = engine.launch(sys.executable, "-c", ECHO, str(tmp_path / "peer"))
+        listener.settimeout(20)
+        peer, _ = listener.accept()
+        with peer:
+            peer.settimeout(5)
+            assert peer.recv(1) == b"."
+            for turn in range(3000):
+                launched.signal(signal.SIGUSR1)
+                later = time.perf_counter_ns() + 100 * (turn % 1000)
+                while time.perf_counter_ns() < later:
+                    pass
+                launched.signal(signal.SIGUSR2)
+                received = 0
+                while received < 2:
+                    received += len(peer.recv(2))
 
 
 MOMENTS: dict[str, Callable[[Engine], bool]] = {

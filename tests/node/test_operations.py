@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from pitstop.model.errors import MaintenanceFailed
 from pitstop.node import execute as execute_module
-from pitstop.node import processes
+from pitstop.node import ops, processes
 from pitstop.node.execute import TAIL, execute
 from tests.rigs.engine import NODE_COMMAND, Engine, EngineError, copies_of, state_letter, until
 
@@ -168,6 +168,26 @@ class TestEnding:
         until(lambda: "ending" in output.read_text(), "it is ending")
         os.kill(runner, signal.SIGTERM)
         assert engine.wait("a")["error"]["code"] == "cancelled"
+        self.gone()
+
+    def test_a_request_that_was_not_seen_is_made_again(
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An interpreter may see it only when the system call that it came before returns."""
+        monkeypatch.setattr(ops, "ASK_AGAIN", 0.1)
+        engine.start("a", "execute", command("sh", "-c", self.SCRIPT))
+        runner = engine.runner("a")
+        until(lambda: len(copies_of("7001")) == 3, "all of the command runs")
+        send, unseen = os.kill, [runner]
+
+        def lose_the_first(pid: int, number: int) -> None:
+            if pid in unseen:
+                unseen.remove(pid)
+            else:
+                send(pid, number)
+
+        monkeypatch.setattr(os, "kill", lose_the_first)
+        assert engine.rpc("op.cancel", id="a")["error"]["code"] == "cancelled"
         self.gone()
 
     @pytest.mark.usefixtures("engine")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -164,7 +165,10 @@ def _cpuinfo(verb: str, checkpoint: Checkpoint) -> None:
 
 
 def errors(checkpoint: Checkpoint) -> list[str]:
-    """Return the error lines of CRIU's log but for those known to mean nothing, or its end."""
+    """Return the error lines of CRIU's log but for those known to mean nothing, or its end.
+
+    On a full disk the log itself is cut, often before it could say why: that is said first.
+    """
     try:
         text = (checkpoint.work / _LOG).read_text(errors="replace")
     except FileNotFoundError:
@@ -172,8 +176,13 @@ def errors(checkpoint: Checkpoint) -> list[str]:
     found = re.findall(r"Error \([^)]*\): (.*)", text)
     named = [line.strip() for line in found if not _HARMLESS.search(line)][:20]
     last = [f"CRIU names no error; its log ends: {line}" for line in text.splitlines()[-1:]]
-    return named or last
+    room = os.statvfs(checkpoint.work)
+    full = room.f_bfree * room.f_frsize < _LOG_ROOM
+    return [*([os.strerror(errno.ENOSPC)] if full else []), *(named or last)]
 
+
+_LOG_ROOM = 64 << 10
+"""Bytes; with less than this left, lines of a log may be missing."""
 
 # Logged on every run where root lacks CAP_SYS_RESOURCE, without any effect.
 _HARMLESS = re.compile(r"rlimit: Can't setup RLIMIT_NOFILE")

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pitstop.model.errors import (
     PermanentError,
@@ -30,6 +31,7 @@ from pitstop.node.clock import now, running_seconds
 from pitstop.node.locks import Lock
 from pitstop.node.paths import StateDir, boot_id
 from pitstop.node.record import Phase, Record, WorkloadState
+from pitstop.node.signals import Signals
 
 Start = Literal["auto", "restore", "cold"]
 
@@ -129,16 +131,14 @@ class _Launcher:
         self.request = request
         self.state = state
         self.files = files
-        self.early: list[int] = []
+        self.signals = Signals(nsinit.FORWARDED)
         self.init_pid = 0
+        self.messages: FileIO
+        self.unread = b""
         self.running = False
         self.begun = running_seconds() if request.begun is None else request.begun
 
     def run(self) -> int:
-        for number in nsinit.FORWARDED:
-            # What was ignored from the start (nohup, a script's background) stays ignored.
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, self._forward)
         cause = ""
         if self.request.start != "cold":
             cause = self._try_restore()
@@ -211,8 +211,6 @@ class _Launcher:
             phase=Phase.RUNNING, init_pid=self.init_pid, root_pid=int(message["running"])
         )
         _report(self.request, {"running": True, "how": how, "cause": cause})
-        for number in self.early:
-            self._forward(number, None)
 
     def _failure(self, how: str, message: dict[str, Any] | None) -> PitstopError:
         if message is not None and message.get("error"):
@@ -228,24 +226,35 @@ class _Launcher:
         self.init_pid = kernel.fork_into_new_namespaces()
         if self.init_pid == 0:
             os.close(reader)
+            self.signals.leave()
             if self.request.report is not None:
                 os.close(self.request.report)
             nsinit.serve(writer, start)
         os.close(writer)
-        self.messages = os.fdopen(reader, "r", encoding="utf-8")
+        self.messages, self.unread = FileIO(reader), b""
 
     def _next_message(self) -> dict[str, Any] | None:
-        line = self.messages.readline()
-        return json.loads(line) if line else None
+        """Wait for pid 1's next message, handing signals on; None when it died."""
+        while b"\n" not in self.unread:
+            # What comes while there is no workload yet waits until there is one.
+            awaited: list[FileIO | Signals] = [self.messages]
+            if self.running:
+                awaited.append(self.signals)
+            ready = select.select(awaited, [], [])[0]
+            if self.signals in ready:
+                self._forward()
+            if self.messages in ready:
+                received = self.messages.read(65536)
+                if not received:
+                    return None
+                self.unread += received
+        line, _, self.unread = self.unread.partition(b"\n")
+        return cast("dict[str, Any]", json.loads(line))
 
-    def _forward(self, number: int, _frame: FrameType | None) -> None:
-        if not self.running:
-            self.early.append(number)
-            return
-        try:
+    def _forward(self) -> None:
+        for number in self.signals.take():
+            # It is not reaped before its last message was read, so it is no other process.
             os.kill(self.init_pid, number)
-        except ProcessLookupError:
-            return  # it ended this moment; _wait says how
 
     def _wait(self) -> int:
         message = self._next_message()

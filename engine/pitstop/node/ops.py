@@ -8,6 +8,7 @@ or the node rebooted), whatever any PID file would say.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -34,6 +35,10 @@ from pitstop.node.detached import spawn
 from pitstop.node.locks import Lock, is_held, wait_until_free
 from pitstop.node.paths import StateDir, boot_id, checked
 from pitstop.node.processes import Identity
+
+ASK_AGAIN = 1.0
+"""Seconds between requests to stop. An interpreter does not see one that comes just before a
+system call until that call returns; the runner takes the first that it sees, and no other."""
 
 
 class OpState(StrEnum):
@@ -180,16 +185,26 @@ class Operation:
             Busy: it is just being started.
             DeadlineExceeded: it still runs after so many seconds.
         """
-        if self.status().state is OpState.RUNNING:
-            runner = read_json(self.path / "runner.json")
-            if runner is None:
-                raise Busy(self.id, "it is just being started", "cancel it again")
-            process = Identity(int(runner["pid"]), int(runner["start"]))
-            # The lock is the proof: the file alone may name any process.
-            if process.alive() and processes.has_open(process.pid, self.path / "lock"):
-                os.kill(process.pid, signal.SIGTERM)
-            wait_until_free(self.path / "lock", seconds)
-        return self.status()
+        if self.status().state is not OpState.RUNNING:
+            return self.status()
+        deadline = running_seconds() + seconds
+        while True:
+            self._ask_to_stop()
+            left = deadline - running_seconds()
+            with contextlib.suppress(DeadlineExceeded):
+                wait_until_free(self.path / "lock", min(left, ASK_AGAIN))
+                return self.status()
+            if left <= ASK_AGAIN:
+                raise DeadlineExceeded(self.id, f"still runs {seconds:g} s after it was asked")
+
+    def _ask_to_stop(self) -> None:
+        runner = read_json(self.path / "runner.json")
+        if runner is None:
+            raise Busy(self.id, "it is just being started", "cancel it again")
+        process = Identity(int(runner["pid"]), int(runner["start"]))
+        # The lock is the proof: the file alone may name any process.
+        if process.alive() and processes.has_open(process.pid, self.path / "lock"):
+            os.kill(process.pid, signal.SIGTERM)
 
     def tail(self, size: int) -> bytes:
         """Return the end of the log."""
