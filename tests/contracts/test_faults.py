@@ -5,43 +5,20 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.rigs.branches import assert_branches
+from tests.rigs.command import Command
 from tests.rigs.maintenance import SQUAT, fifo, one, python, quiet
-from tests.rigs.site import NODE, PORT, WORKLOAD, SiteRig, cli_command
+from tests.rigs.site import NODE, PORT, WORKLOAD, SiteRig
 
 
-@contextmanager
-def started(rig: SiteRig, maintenance: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def started(rig: SiteRig, maintenance: Path, *arguments: str) -> Command:
     """A run under way as a person's command, with its progress to be read."""
-    with subprocess.Popen(
-        cli_command(
-            "run",
-            str(maintenance),
-            "--site",
-            str(rig.write()),
-            "--home",
-            str(rig.home),
-            "--json",
-            *arguments,
-        ),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        yield process
-        process.kill()
-
-
-def progress(process: subprocess.Popen[str]) -> Iterator[str]:
-    assert process.stderr is not None
-    yield from process.stderr
+    files = (str(maintenance), "--site", str(rig.write()), "--home", str(rig.home))
+    return Command("run", *files, "--json", *arguments)
 
 
 BAD_FILES = {
@@ -183,14 +160,13 @@ def test_taken_port_is_waited_for(rig: SiteRig) -> None:
     squat = python(SQUAT, fifo(rig, "leave"))
     rig.site["policy"]["retries"]["restore"] = {"count": 2, "delay": 1}
     with started(rig, quiet(rig, squat)) as process:
-        for line in progress(process):
+        for line in process.stderr:
             if "restore failed" in line:
                 (rig.root / "leave").write_text("go\n")
                 assert "already in use" in line
-        assert process.stdout is not None
-        output = process.stdout.read()
-        assert process.wait() == 0, output
-    assert one(json.loads(output))["outcome"] == "restored"
+        assert process.wait() == 0, process.output
+        result = json.loads(process.output)
+    assert one(result)["outcome"] == "restored"
     assert (rig.copies(), rig.ask("/count")["count"]) == (1, 4)
 
 
@@ -256,13 +232,12 @@ def test_requests_that_do_not_end_stop_the_run_and_admission_opens_again(rig: Si
 def test_interrupted_controller_says_how_to_go_on(rig: SiteRig) -> None:
     said = ""
     with started(rig, rig.maintenance(), "--run", "stopped") as process:
-        lines = progress(process)
-        for line in lines:
+        for line in process.stderr:
             said += line
             if line.rstrip().endswith(": checkpoint"):
                 process.send_signal(signal.SIGINT)  # once: a second one ends it at once
                 break
-        said += "".join(lines)
+        said += process.stderr.read()
         assert process.wait() == 130, said
     assert "pitstop resume stopped" in said
     code, result = rig.resume("stopped")

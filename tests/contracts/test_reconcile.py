@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from tests.rigs.command import Command
 from tests.rigs.engine import until
 from tests.rigs.maintenance import fifo, one, python, quiet
-from tests.rigs.site import NODE, PORT, WORKLOAD, SiteRig, cli_command
+from tests.rigs.site import NODE, PORT, WORKLOAD, SiteRig
 
 RUN = "lost"
 LEASE = 12.0
@@ -38,14 +39,7 @@ def lapsed(rig: SiteRig) -> bool:
 
 def killed_in(rig: SiteRig, step: str, *command: str) -> None:
     """Start a run, kill its controller once a step has begun on the node."""
-    with subprocess.Popen(
-        cli_command("run", *command, "--home", str(rig.home), "--run", RUN),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stderr is not None
+    with Command("run", *command, "--home", str(rig.home), "--run", RUN) as process:
         said = ""
         for line in process.stderr:
             said += line

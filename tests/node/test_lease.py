@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from pitstop.node.lease import Lease
-from tests.rigs.engine import Engine, Forked, copies_of, state_letter, until
+from tests.rigs.engine import Engine, copies_of, state_letter, until
+from tests.rigs.forked import Forked
 
 RUN = "run1"
 WATCHER = ("-m", "pitstop.node.main", "lease-watch", RUN)
@@ -30,7 +31,7 @@ def apart(work: Callable[[], object]) -> None:
         work()
         return 0
 
-    assert Forked(run, ()).wait() == 0
+    assert Forked(run).wait() == 0
 
 
 def begin(lease: Lease, wanted: dict[str, Any]) -> None:

@@ -11,14 +11,12 @@ import ctypes
 import fcntl
 import json
 import os
-import select
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import time
-import traceback
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,6 +39,7 @@ from pitstop.node.main import main
 from pitstop.node.paths import StateDir
 from pitstop.node.processes import Identity
 from pitstop.node.record import Record, WorkloadState
+from tests.rigs.forked import Forked
 
 SERVER = Path(__file__).with_name("counting_server.py")
 FAMILY = Path(__file__).with_name("family.py")
@@ -84,58 +83,6 @@ def copies_of(*words: str) -> list[int]:
             if command[1 : 1 + len(wanted)] == wanted:
                 found.append(process.pid)
     return sorted(found)
-
-
-class Forked:
-    """A child of this process that runs the engine's own code: what `Popen` is for programs.
-
-    An interpreter with the engine's libraries takes longer to start than most of what these
-    tests do with it.
-    """
-
-    def __init__(self, run: Callable[[], int], keep: Sequence[int]) -> None:
-        self.returncode: int | None = None
-        self.pid = os.fork()
-        if self.pid == 0:
-            status = 70
-            try:
-                self._become_a_program(keep)
-                status = run()
-            except BaseException:  # noqa: BLE001  # shown, and the child ends
-                traceback.print_exc(file=sys.stderr)
-            finally:
-                sys.stderr.flush()
-                os._exit(status)
-
-    @staticmethod
-    def _become_a_program(keep: Sequence[int]) -> None:
-        """Have nothing of the test's process that a program would not have."""
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        for entry in os.listdir("/proc/self/fd"):
-            if int(entry) > 2 and int(entry) not in keep:
-                with suppress(OSError):
-                    os.close(int(entry))
-        null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, 0)
-        os.dup2(null, 1)
-        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  # it ends with the process
-        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
-
-    def wait(self, seconds: float = 30) -> int:
-        """The exit status it ended with; -n for signal n."""
-        if self.returncode is None:
-            descriptor = os.pidfd_open(self.pid)
-            try:
-                if not select.select([descriptor], [], [], seconds)[0]:
-                    raise subprocess.TimeoutExpired("the launcher", seconds)
-            finally:
-                os.close(descriptor)
-            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        if self.returncode is None:
-            os.kill(self.pid, number)
 
 
 class EngineError(Exception):
@@ -294,15 +241,14 @@ class Engine:
             else:
                 assert not popen, "only for programs"
                 process = Forked(
-                    partial(self._launch, stderr.fileno(), arguments), (writer, stderr.fileno())
+                    partial(self._launch, arguments), keep=(writer,), stderr=stderr.fileno()
                 )
         os.close(writer)
         launched = Launched(process, reader, errors, self.files(workload))
         self._launched.append(launched)
         return launched
 
-    def _launch(self, stderr: int, arguments: list[str]) -> int:
-        os.dup2(stderr, 2)
+    def _launch(self, arguments: list[str]) -> int:
         os.environ.update(self.env())
         return main(arguments)
 
@@ -371,7 +317,7 @@ class Engine:
                 json.dump(self.rpc("op.start", **asked), pipe)
             return 0
 
-        starter = Forked(start, (writer,))
+        starter = Forked(start, keep=(writer,))
         os.close(writer)
         with os.fdopen(reader) as pipe:
             said = pipe.read()

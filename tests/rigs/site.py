@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -16,8 +18,10 @@ from pitstop.demo.setup import node_data
 from pitstop.fleet.node import RemoteNode
 from pitstop.lab.lab import Lab
 from pitstop.lab.node import LabNode
+from pitstop.lab.syscalls import CLONE_NEWNET, setns
 from pitstop.steps.by_hand import start_by_hand
 from pitstop.steps.files import load_site
+from tests.rigs.command import Command
 from tests.rigs.lab import MakeLab
 
 SERVER = Path(__file__).with_name("counting_server.py")
@@ -92,22 +96,16 @@ class SiteRig:
 
     def ask(self, path: str) -> dict[str, Any]:
         """Ask the workload from outside of the node, through its network."""
-        process = self.node.popen_net(
-            [
-                sys.executable,
-                "-c",
-                "import sys, urllib.request; "
-                "sys.stdout.write(urllib.request.urlopen(sys.argv[1], timeout=20).read().decode())",
-                f"http://127.0.0.1:{PORT}{path}",
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        output, failure = process.communicate(timeout=60)
-        assert process.returncode == 0, failure[-400:]
-        answer: dict[str, Any] = json.loads(output)
-        return answer
+
+        def get() -> dict[str, Any]:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{PORT}{path}", timeout=20) as found:
+                    answer: dict[str, Any] = json.load(found)
+                    return answer
+            except OSError as error:
+                raise AssertionError(f"{path}: {error}") from error
+
+        return in_network(self.node, get)
 
     def count_to(self, number: int) -> int:
         """Count so many times, and return the number the workload is at."""
@@ -121,16 +119,12 @@ class SiteRig:
         output = self.node.run([sys.executable, "-c", _COUNT, str(SERVER)])
         return int(output)
 
-    def cli(self, *arguments: str, timeout: float = 150) -> subprocess.CompletedProcess[str]:
-        """Run `pitstop` as a person would."""
-        return subprocess.run(
-            cli_command(*arguments),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+    def cli(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run `pitstop` as a person would, to its end."""
+        with Command(*arguments) as command:
+            said = command.stderr.read()
+            code = command.wait()
+            return subprocess.CompletedProcess(arguments, code, command.output, said)
 
     def run(self, maintenance: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
         """Run a maintenance through the CLI; return exit code and result."""
@@ -152,6 +146,20 @@ class SiteRig:
         done = self.cli("resume", run, "--home", str(self.home), "--json", *arguments)
         assert done.stdout, done.stderr[-2000:]
         return done.returncode, json.loads(done.stdout)
+
+
+T = TypeVar("T")
+
+
+def in_network(node: LabNode, work: Callable[[], T]) -> T:
+    """Do something inside a node's network: a thread of its own enters it, and ends there."""
+
+    def enter() -> T:
+        setns(node.netns, CLONE_NEWNET)
+        return work()
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(enter).result()
 
 
 # A copy is a process whose interpreter runs the server, not one that merely names it.

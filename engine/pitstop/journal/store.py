@@ -158,11 +158,13 @@ class Journal:
             )
         return event
 
-    def events(self, run: str) -> list[Event]:
-        """Return all events of a run in order."""
+    def events(self, run: str, after: int = 0) -> list[Event]:
+        """Return the events of a run in order: all, or those after a sequence number."""
         with self._engine.connect() as connection:
             rows = connection.scalars(
-                sa.select(_events.c.body).where(_events.c.run == run).order_by(_events.c.seq)
+                sa.select(_events.c.body)
+                .where(_events.c.run == run, _events.c.seq > after)
+                .order_by(_events.c.seq)
             )
             return [Event.model_validate_json(body) for body in rows]
 

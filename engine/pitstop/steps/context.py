@@ -25,7 +25,8 @@ class RunContext:
     """One run as one process sees it.
 
     It holds no state of its own: what has happened stands in the journal, what is true is
-    asked of the node. So any number of processes can make one for the same run.
+    asked of the node. So any number of processes can make one for the same run. Events that
+    were read are kept, as none ever changes; each look asks for those that came since.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class RunContext:
         self.progress = progress
         self.journal = Journal(home / "journal.db")
         self.plan: Plan = self.journal.plan(run)
+        self._events: tuple[Event, ...] = ()
         order = lease_order(self.plan, run, self.actor)
         self.node = node(self.plan.node, self.plan.node_spec, lease=order)
 
@@ -58,8 +60,11 @@ class RunContext:
         return path
 
     def events(self) -> list[Event]:
-        """All events so far."""
-        return self.journal.events(self.run)
+        """All events so far, whoever appended them."""
+        known = self._events
+        after = known[-1].seq if known else 0
+        self._events = (*known, *self.journal.events(self.run, after))
+        return list(self._events)
 
     def standing(self, verb: Verb, subject: str) -> Standing:
         """Where a step stands."""
