@@ -20,9 +20,9 @@ from pitstop.images.checkpoint import Checkpoint, Mark, State, sync_images
 from pitstop.images.digest import digest_directory
 from pitstop.images.signing import Keys
 from pitstop.images.store import Store
-from pitstop.model.base import canonical_json
 from pitstop.model.errors import BadInput, InvalidCheckpoint, Refused
 from pitstop.model.manifest import Manifest
+from pitstop.model.plain import canonical_json
 from pitstop.model.words import Connections
 from pitstop.node import hook
 
@@ -214,7 +214,7 @@ class TestVerify:
             checkpoint.verify(keys)
 
     def test_a_signed_text_that_is_no_manifest(self, store: Store, keys: Keys) -> None:
-        from pitstop.model.manifest import PAYLOAD_TYPE
+        from pitstop.images.checkpoint import PAYLOAD_TYPE
 
         checkpoint = make(store, keys)
         data = json.loads((checkpoint.path / "manifest.json").read_bytes())

@@ -142,7 +142,12 @@ def test_nothing_heavy_is_loaded_afterwards(start: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["launch", "nsinit", "ops", "paths", "processes", "locks", "frame", "calls", "hook"]
+    "module",
+    [
+        *("launch", "nsinit", "ops", "paths", "processes", "locks", "frame", "calls", "hook"),
+        # What loads a manifest's model only if there is a manifest to read.
+        *("inspector", "starter", "restorer", "settle", "stopper", "inventory"),
+    ],
 )
 def test_modules_that_a_launch_and_a_call_need_are_light(module: str) -> None:
     code = f"import json, sys, pitstop.node.{module}; print(json.dumps(sorted(sys.modules)))"

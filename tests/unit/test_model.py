@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from pitstop.model.base import Argument, Model, Name, canonical_json, digest_of
+from pitstop.model.base import Argument, Model, Name
 from pitstop.model.maintenance import Maintenance
+from pitstop.model.plain import canonical_json, digest_of
 from pitstop.model.plan import Plan
 from pitstop.model.result import RunResult
 from pitstop.model.runbook import FrontMatter, RunbookStep

@@ -24,14 +24,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pitstop.images.digest import digest_directory
 from pitstop.images.durable import read_json, sync_directory, sync_file, write_atomic, write_json
 from pitstop.images.signing import Keys
-from pitstop.model.base import canonical_json
 from pitstop.model.errors import InvalidCheckpoint
-from pitstop.model.manifest import PAYLOAD_TYPE, ImageFile, Manifest
+from pitstop.model.plain import canonical_json
+
+if TYPE_CHECKING:
+    from pitstop.model.manifest import ImageFile, Manifest
+
+PAYLOAD_TYPE = "application/vnd.pitstop.manifest+json"
 
 
 class Mark(StrEnum):
@@ -116,6 +120,8 @@ class Checkpoint:
         Raises:
             InvalidCheckpoint: it is missing or not a manifest.
         """
+        from pitstop.model.manifest import Manifest
+
         try:
             return Manifest.model_validate_json((self.path / "manifest.json").read_bytes())
         except (OSError, ValueError) as error:
@@ -141,6 +147,8 @@ class Checkpoint:
         Raises:
             InvalidCheckpoint: it is not.
         """
+        from pitstop.model.manifest import Manifest
+
         try:
             envelope = (self.path / "signature.json").read_bytes()
             plain = (self.path / "manifest.json").read_bytes()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pitstop.model.manifest import ImageFile
+if TYPE_CHECKING:
+    from pitstop.model.manifest import ImageFile
 
 
 def digest_file(path: Path) -> ImageFile:
     """Read a file once and return its name, size and digest."""
     from blake3 import blake3
+
+    from pitstop.model.manifest import ImageFile
 
     # Two threads: more gain nothing on memory-mapped pages and steal from the workload's node.
     hasher = blake3(max_threads=2)

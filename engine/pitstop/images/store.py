@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pitstop.images.checkpoint import Checkpoint, State
 from pitstop.images.durable import make_directory, sync_directory
-from pitstop.model.base import is_name
 from pitstop.model.errors import BadInput, InvalidCheckpoint, Refused
+from pitstop.model.plain import is_name
 
 _WORTHLESS = (State.UNFINISHED, State.ABORTED)
 

@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from pitstop.model.base import canonical_json
 from pitstop.model.event import Event
+from pitstop.model.plain import canonical_json
 
 START = "0" * 64
 

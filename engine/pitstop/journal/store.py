@@ -12,9 +12,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from pitstop.journal.chain import link
-from pitstop.model.base import is_name
 from pitstop.model.errors import BadInput
 from pitstop.model.event import Event, Kind
+from pitstop.model.plain import is_name
 from pitstop.model.plan import Plan
 
 _metadata = sa.MetaData()

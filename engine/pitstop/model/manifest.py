@@ -10,7 +10,6 @@ from pitstop.model.base import Model, Name
 from pitstop.model.words import Connections
 
 SCHEMA = "pitstop/manifest/v1"
-PAYLOAD_TYPE = "application/vnd.pitstop.manifest+json"
 
 
 class ImageFile(Model):

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from pitstop.model.base import Model, Name, digest_of
+from pitstop.model.base import Model, Name
+from pitstop.model.plain import digest_of
 from pitstop.model.runbook import RunbookStep
 from pitstop.model.site import Node, SitePolicy
 from pitstop.model.words import Shape, Strategy

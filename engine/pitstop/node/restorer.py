@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pitstop.images.checkpoint import Checkpoint, Mark, State
 from pitstop.images.signing import Keys
@@ -18,13 +18,15 @@ from pitstop.model.errors import (
     Refused,
     RestoreFailed,
 )
-from pitstop.model.manifest import Manifest
 from pitstop.node import criu
 from pitstop.node.clock import now
 from pitstop.node.inventory import refuse_if_changed
 from pitstop.node.paths import StateDir
 from pitstop.node.record import WorkloadState
 from pitstop.node.vote import Ballot, hook_program
+
+if TYPE_CHECKING:
+    from pitstop.model.manifest import Manifest
 
 RESTORE_DEADLINE = 3600.0
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pitstop.decide.shape import shape_of
-from pitstop.model.base import Model, digest_of
+from pitstop.model.base import Model
+from pitstop.model.plain import digest_of
 from pitstop.model.plan import Plan
 from pitstop.model.workload import Workload
 
