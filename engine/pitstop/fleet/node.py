@@ -129,28 +129,27 @@ class RemoteNode:
             NodeUnreachable: no contact for so long that waiting makes no sense.
         """
         end = time.monotonic() + deadline
-        status = self._persist(
-            lambda: self.call(
-                "op.start", id=identifier, kind=kind, arguments=dict(arguments), lease=self._lease
-            ),
-            progress,
-        )
+        work = {"kind": kind, "arguments": dict(arguments)}
+        status = self._ask_and_wait("op.start", identifier, deadline, progress, **work)
         while status["state"] == "running":
             left = end - time.monotonic()
             if left <= 0:
                 raise DeadlineExceeded(identifier, f"still running after {deadline:g} s")
-            seconds = min(left, WAIT_SLICE)
-            status = self._persist(
-                lambda seconds=seconds: self.call(  # type: ignore[misc]
-                    "op.wait",
-                    seconds + WAIT_ANSWER,
-                    id=identifier,
-                    seconds=seconds,
-                    lease=self._lease,
-                ),
-                progress,
-            )
+            status = self._ask_and_wait("op.wait", identifier, left, progress)
         return self._result(identifier, status)
+
+    def _ask_and_wait(
+        self,
+        call: str,
+        identifier: str,
+        left: float,
+        progress: Callable[[str], None],
+        **arguments: Any,
+    ) -> dict[str, Any]:
+        """Ask for an operation's status once it has ended, or after a while."""
+        seconds = min(left, WAIT_SLICE)
+        asked = {"id": identifier, "seconds": seconds, "lease": self._lease, **arguments}
+        return self._persist(lambda: self.call(call, seconds + WAIT_ANSWER, **asked), progress)
 
     def cancel(self, identifier: str) -> dict[str, Any]:
         """Ask an operation to stop, and wait until it has."""

@@ -47,7 +47,10 @@ def _op_start(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
         drained = arguments["arguments"]["workload"] if arguments["kind"] == "drain" else ""
         Lease(state, str(order["run"])).begin(order, drained)
     operation = Operation(state, str(arguments["id"]))
-    return operation.start(str(arguments["kind"]), dict(arguments["arguments"])).to_json()
+    status = operation.start(str(arguments["kind"]), dict(arguments["arguments"]))
+    if "seconds" in arguments:  # to wait for it at once saves a request for what is short
+        status = operation.wait(float(arguments["seconds"]))
+    return status.to_json()
 
 
 def _op_status(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
