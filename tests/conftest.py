@@ -1,3 +1,10 @@
 from __future__ import annotations
 
+from hypothesis import settings
+
 pytest_plugins = ["tests.rigs.engine", "tests.rigs.lab", "tests.rigs.site"]
+
+# What the whole suite has time for; `--hypothesis-profile thorough` when there is more.
+settings.register_profile("suite", max_examples=40, deadline=None)
+settings.register_profile("thorough", max_examples=1000, deadline=None)
+settings.load_profile("suite")

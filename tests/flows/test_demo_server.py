@@ -26,8 +26,8 @@ from pitstop.demo.model import activate, deploy_release, model_file
 from pitstop.demo.server import MAX_BODY, App, DemoServer
 
 DEADLINE_S = 60.0
-LONG = {"prompt": "Once upon a time there was a", "max_tokens": 120}
-CONTEXT = 256
+LONG = {"prompt": "Once upon a time there was a", "max_tokens": 60}
+CONTEXT = 128
 """Tokens. Short, so that a conversation that exceeds it is soon there."""
 
 

@@ -7,7 +7,7 @@ import errno
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pitstop.node import blockers
@@ -231,7 +231,6 @@ def test_status_file_of_a_machine() -> None:
     assert found.has("CAP_CHECKPOINT_RESTORE")
 
 
-@settings(deadline=None)
 @given(st.integers(0, ALL_CAPS), st.integers(0, ALL_CAPS), st.integers(0, 2))
 def test_privileges_are_enough_exactly_when_nothing_needed_is_missing(
     effective: int, bounding: int, uid: int
@@ -525,7 +524,6 @@ def test_no_trial_is_unknown_and_says_how_to_make_one() -> None:
 states = st.sampled_from(list(CheckState))
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(sorted(FOR_CPU | FOR_GPU | {"clock", "io-uring"})), states))
 def test_able_means_that_nothing_failed_that_a_cpu_workload_needs(
     found: dict[str, CheckState],

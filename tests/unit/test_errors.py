@@ -8,7 +8,7 @@ import pickle
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pitstop.model import errors
@@ -68,7 +68,6 @@ def test_only_temporary_errors_are_retryable(kind: type[PitstopError]) -> None:
         assert kind.exit_code == 1
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.sampled_from(RAISED), text, text, text)
 def test_errors_survive_json(kind: type[PitstopError], subject: str, cause: str, hint: str) -> None:
     error = kind(subject, cause, hint)

@@ -200,7 +200,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Journal]:
     made.close()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), plain_json))
 def test_any_data_comes_back_as_it_was_and_its_chain_holds(
     shared: Journal, data: dict[str, Any]

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markupsafe import Markup
@@ -277,7 +277,6 @@ PROSE = (
 )
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.one_of(st.sampled_from(HOSTILE), st.text(), st.text(alphabet="<>&\"'`[]()!*_#|\\\n-: a")))
 def test_data_never_becomes_html(text: str) -> None:
     plain, real = bound(PROSE + QUIET), bound(PROSE + QUIET, pkg=text)
@@ -287,7 +286,6 @@ def test_data_never_becomes_html(text: str) -> None:
     assert found.data == [visible(text)] * 7
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.one_of(st.sampled_from(HOSTILE), st.text(), st.text(alphabet="<>&\"'`[]()!*_#|\\\n-: a")))
 def test_data_never_becomes_markdown(text: str) -> None:
     body = PROSE.replace("| {{ pkg }} |", "| x |") + QUIET

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pitstop.decide.shape import shape_of
@@ -28,13 +28,11 @@ def test_shape(placement: dict[str, int], shape: Shape) -> None:
     assert shape_of(placement) is shape
 
 
-@settings(deadline=None)
 @given(placements)
 def test_several_machines_are_multi_node_and_one_never_is(placement: dict[str, int]) -> None:
     assert (shape_of(placement) is Shape.MULTI_NODE) == (len(placement) > 1)
 
 
-@settings(deadline=None)
 @given(placements)
 def test_names_and_order_do_not_matter(placement: dict[str, int]) -> None:
     renamed = {f"m{i}": n for i, n in enumerate(reversed(placement.values()))}

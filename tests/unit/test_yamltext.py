@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
 
@@ -261,14 +261,12 @@ plain = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=150)
 @given(plain)
 def test_plain_data_survives(data: Any) -> None:
     text = yaml.safe_dump({"title": "t", "anything": data})
     assert load(text).anything == data
 
 
-@settings(deadline=None, max_examples=120)
 @given(st.text(st.sampled_from("abt:- \n\t[]{}&*!#?|>'\"%@`,<.0123\0é\ud800\U0001f6e0")))
 def test_any_text_is_loaded_or_refused_as_bad_input(text: str) -> None:
     try:
@@ -278,7 +276,6 @@ def test_any_text_is_loaded_or_refused_as_bad_input(text: str) -> None:
         assert int(error.subject.rpartition(":")[2]) <= text.count("\n") + 2
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.integers(0, 30), st.integers(0, 30))
 def test_the_line_of_an_unknown_key_is_its_line(before: int, after: int) -> None:
     text = "title: t\nanything:\n" + "".join(f"- {n}\n" for n in range(before))

@@ -42,11 +42,11 @@ class Standalone:
         self.home = Path(self._directory.name)
         self.dags = self.home / "dags"
         self.dags.mkdir()
-        # Its workers are forked from the scheduler, which reads this: so not every task has
-        # to load the provider anew.
+        # Its workers are forked from the scheduler: so not every task has to load the provider
+        # anew. The other components read this too, and have no use for it.
         (self.home / "config").mkdir()
         (self.home / "config" / "airflow_local_settings.py").write_text(
-            "import pitstop.provider.task_group\n"
+            'import sys\nif "scheduler" in sys.argv:\n    import pitstop.provider.task_group\n'
         )
         self._port = _free_port()
         self._token = ""
