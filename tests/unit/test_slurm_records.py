@@ -13,6 +13,7 @@ from pitstop.fleet.slurm.records import (
     JOB_KEYS,
     NotUnderstood,
     read_jobs,
+    read_jobs_squeue,
     read_jobs_text,
     read_nodes,
     read_nodes_text,
@@ -120,12 +121,34 @@ def test_no_list_of_tasks(text: str) -> None:
         ({"set": False, "infinite": True, "number": 0}, "unlimited"),
         (wrapped(None), None),
         (wrapped(90), 5400),
-        (None, None),
+        (None, "unlimited"),  # as 22.05 writes it of a job that runs
     ],
 )
 def test_time_limits(limit: object, seconds: object) -> None:
-    [job] = read_jobs(COMMAND, answer(new_job(time_limit=limit, end_time=wrapped(0))))
-    assert (job.time_limit, job.end) == (seconds, None)
+    """Without one there is no end, though some versions write one that is a year ahead."""
+    [job] = read_jobs(COMMAND, answer(new_job(time_limit=limit)))
+    assert (job.time_limit, job.end) == (seconds, 1764547200 if seconds == 5400 else None)
+    pending = new_job(time_limit=None, job_state=["PENDING"], nodes="")
+    assert read_jobs(COMMAND, answer(pending))[0].time_limit is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [
+        # Where accounting does not name GPUs, the trackable resources hold none.
+        ({"gres_detail": ["gpu:a:2(IDX:0-1)", "gpu:a:1(IDX:3),gpu:b:4(IDX:0-3)"]}, 7),
+        ({"gres_detail": [], "tres_per_node": "gres:gpu:2"}, 4),
+        ({"gres_detail": [], "tres_per_node": "gres/gpu:h100:2,gres/shard:9"}, 4),
+        ({"gres_detail": [], "tres_per_job": "gres:gpu:3", "tres_per_node": ""}, 3),
+        ({"gres_detail": [], "tres_per_job": "", "tres_per_node": ""}, 0),
+        ({"tres_per_task": "gres/gpu:2"}, None),
+        ({"tres_alloc_str": ""}, None),
+        ({"tres_alloc_str": "cpu=1,gres/gpu=5", "tres_per_node": "gres:gpu:2"}, 5),
+    ],
+)
+def test_gpus_are_never_overlooked(fields: dict[str, Any], count: int | None) -> None:
+    job = old_job(**{"tres_alloc_str": "cpu=2,node=2", **fields})
+    assert read_jobs(COMMAND, answer(job))[0].gpus == count
 
 
 WHOLE = answer(old_job(), new_job())
@@ -207,6 +230,8 @@ def test_nodes_of_text() -> None:
     assert (node.name, str(node.state)) == ("a1", "IDLE+DRAIN")
     assert (node.reason, node.reason_by) == ("swap of fan=2", "root")
     assert node.gres[0].count == 8
+    [odd] = read_nodes_text("scontrol show node", NODE_LINE.replace("swap", "s\u2028wap\x85"))
+    assert odd.reason == "s\u2028wap\x85 of fan=2"
 
 
 @pytest.mark.parametrize(
@@ -261,6 +286,46 @@ def test_an_owner_cannot_forge_a_field(key: str, value: str, in_name: bool) -> N
     else:
         for field in ("key", "user", "state", "nodes", "gpus", "time_limit", "requeue", "waiting"):
             assert getattr(found, field) == getattr(honest, field), field
+
+
+def squeue_line(job: str = "41", task: str = "N/A", state: str = "RUNNING", name: str = "x") -> str:
+    return f"{job}|40|{task}|{state}|1-00:00:00|a[1-2]|u1|{name}"
+
+
+def test_squeue_without_json() -> None:
+    lines = [squeue_line(), squeue_line("42", "3"), squeue_line("43", "4-9%2", "PENDING")]
+    first, second, third = read_jobs_squeue("squeue", "\n".join(lines) + "\n")
+    assert (first.key, second.key, third.key) == ("41", "40_3", "43")
+    assert (first.nodes, first.time_limit, third.waiting) == (("a1", "a2"), 86400, 6)
+    assert (first.gpus, first.requeue) == (None, None)
+    assert read_jobs_squeue("squeue", "") == ()
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=40))
+def test_a_name_hides_no_job(name: str) -> None:
+    output = "\n".join([squeue_line(name=name), squeue_line("42")])
+    try:
+        found = read_jobs_squeue("squeue", output)
+    except NotUnderstood:
+        return
+    keys = [job.key for job in found]
+    assert keys[0] == "41"
+    assert keys[-1] == "42"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "slurm_load_jobs error: Unable to contact slurm controller",
+        "41|40|N/A|RUNNING",
+        squeue_line(state=""),
+        squeue_line().replace("1-00:00:00", "soon"),
+        squeue_line().replace("a[1-2]", "a[1-"),
+    ],
+)
+def test_a_line_of_squeue_that_is_not_understood(line: str) -> None:
+    with pytest.raises(NotUnderstood, match="squeue: line 1"):
+        read_jobs_squeue("squeue", line)
 
 
 def test_no_jobs_is_said_so() -> None:

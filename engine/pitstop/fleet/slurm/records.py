@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from pitstop.fleet.slurm.gres import Gres, parse_gres, tres_gpus
+from pitstop.fleet.slurm.gres import Gres, gpus, parse_gres, tres_gpus
 from pitstop.fleet.slurm.hostlist import expand
 from pitstop.fleet.slurm.states import JobState, NodeState, job_state, node_state
 from pitstop.fleet.slurm.values import Amount, duration, instant, minutes, number
@@ -56,6 +56,7 @@ class SlurmJob:
         gpus: all that it holds, or asks for while it is pending; None when Slurm does not say.
         time_limit: in seconds.
         end: when its time is up, in seconds since 1970; None without one.
+        requeue: whether it may be requeued; None when Slurm does not say.
     """
 
     job_id: int
@@ -69,7 +70,7 @@ class SlurmJob:
     time_limit: Amount
     start: int | None
     end: int | None
-    requeue: bool
+    requeue: bool | None
 
 
 def read_nodes(command: str, output: str) -> tuple[SlurmNode, ...]:
@@ -93,6 +94,63 @@ def read_jobs(command: str, output: str) -> tuple[SlurmJob, ...]:
     return tuple(
         _record(command, f"jobs[{i}]", job, _job_of_json)
         for i, job in enumerate(_list(command, output, "jobs"))
+    )
+
+
+SQUEUE_FORMAT = "%A|%F|%K|%T|%l|%N|%u|%j"
+"""For a squeue without JSON. What its owner chooses, the job's name, comes last: it may hold
+separators, and lines that look like another job."""
+
+
+def read_jobs_squeue(command: str, output: str) -> tuple[SlurmJob, ...]:
+    """Read what squeue prints with `SQUEUE_FORMAT`, without a header.
+
+    A line that is none of squeue's is part of the name before it. A name can so make up a job
+    that is not there, but never hide one.
+
+    Raises:
+        NotUnderstood: a line is not understood; the error names it.
+    """
+    found: list[SlurmJob] = []
+    for line_number, line in enumerate(_split(output), 1):
+        fields = line.split("|", SQUEUE_FORMAT.count("|"))
+        if len(fields) <= SQUEUE_FORMAT.count("|") or not _DECIMAL.fullmatch(fields[0]):
+            if not found:
+                where = f"line {line_number} is not understood: {line[:200]!r}"
+                raise NotUnderstood(command, where)
+            found[-1] = replace(found[-1], name=f"{found[-1].name}\n{line}")
+            continue
+        try:
+            found.append(_job_of_squeue(*fields))
+        except ValueError as error:
+            raise NotUnderstood(command, f"line {line_number}: {error}: {line[:200]!r}") from error
+    return tuple(found)
+
+
+def _split(output: str) -> list[str]:
+    """Split at line feeds alone: Unicode's other line ends may stand in names and reasons."""
+    return output.removesuffix("\n").split("\n") if output else []
+
+
+def _job_of_squeue(
+    job_id: str, array: str, task: str, state: str, limit: str, nodes: str, user: str, name: str
+) -> SlurmJob:
+    found = job_state(state)
+    waiting = (waiting_tasks(task) or 1) if found.base == "PENDING" else 0
+    one = int(task) if _DECIMAL.fullmatch(task) else None
+    return SlurmJob(
+        job_id=int(job_id),
+        key=_key(int(job_id), int(array) if one is not None else None, one, None, None),
+        name=name,
+        user=user,
+        state=found,
+        waiting=waiting,
+        nodes=expand(nodes),
+        gpus=None,
+        time_limit=duration(limit),
+        start=None,  # local time, without its zone
+        end=None,
+        requeue=None,
     )
 
 
@@ -188,6 +246,12 @@ def _text(value: Any) -> str:
     return value
 
 
+def _texts(value: Any) -> Sequence[str]:
+    if not isinstance(value, list):
+        raise ValueError(f"{value!r} is no list")
+    return [_text(text) for text in value]
+
+
 def _whole(value: Any) -> int:
     found = number(value)
     if not isinstance(found, int):
@@ -224,6 +288,12 @@ def _job_of_json(data: Mapping[str, Any]) -> SlurmJob:
     state = _get(data, "job_state", job_state)
     array = _maybe(data, "array_job_id", _id, None)
     task = _maybe(data, "array_task_id", _id, None)
+    nodes = _get(data, "nodes", lambda value: expand(_text(value or "")))
+    end = _get(data, "end_time", instant)
+    limit = _get(data, "time_limit", minutes)
+    if limit is None and data["time_limit"] is None and state.base in ("RUNNING", "SUSPENDED"):
+        # 22.05 writes null for none and for unlimited; a job that runs has one or the other.
+        limit = "unlimited"
     waiting = _maybe(data, "array_task_string", lambda v: waiting_tasks(_text(v)), 0)
     return SlurmJob(
         job_id=job_id,
@@ -238,20 +308,48 @@ def _job_of_json(data: Mapping[str, Any]) -> SlurmJob:
         user=_maybe(data, "user_name", _text, ""),
         state=state,
         waiting=(waiting or 1) if state.base == "PENDING" else 0,
-        nodes=_get(data, "nodes", lambda value: expand(_text(value or ""))),
-        gpus=_gpus(data, "tres_alloc_str", "tres_req_str"),
-        time_limit=_get(data, "time_limit", minutes),
+        nodes=nodes,
+        gpus=_gpus_of_json(data, len(nodes)),
+        time_limit=limit,
         start=_get(data, "start_time", instant),
-        end=_get(data, "end_time", instant),
+        # Without a limit it is a year ahead in some versions.
+        end=end if isinstance(limit, int) else None,
         requeue=_get(data, "requeue", _flag),
     )
 
 
-def _gpus(data: Mapping[str, Any], *fields: str) -> int | None:
-    """Count the GPUs in the first of these fields that says something."""
-    for field in fields:
-        if data.get(field) not in (None, "", "(null)"):
-            return _get(data, field, lambda value: tres_gpus(_text(value)))
+def _gpus_of_json(data: Mapping[str, Any], nodes: int) -> int | None:
+    """Count a job's GPUs.
+
+    Where AccountingStorageTRES does not name them, the trackable resources hold no GPU though
+    the job has some: what was given (`gres_detail`) and asked for (`tres_per_*`) is read too.
+    """
+    if any(_maybe(data, "gres_detail", _texts, [])):
+        return _get(data, "gres_detail", lambda texts: sum(gpus(parse_gres(t)) for t in texts))
+    for field in ("tres_alloc_str", "tres_req_str"):
+        if "gres/gpu" in _maybe(data, field, _text, ""):
+            return _get(data, field, tres_gpus)
+    per_job = _requested(data, "tres_per_job")
+    per_node = _requested(data, "tres_per_node")
+    if per_job or per_node:
+        count = nodes or _maybe(data, "node_count", _id, None)
+        return per_job or (per_node * count if count else None)
+    other = any(_requested(data, f"tres_per_{what}") for what in ("socket", "task"))
+    said = data.get("tres_alloc_str") or "tres_per_node" in data
+    return None if other or not said else 0
+
+
+def _requested(data: Mapping[str, Any], field: str) -> int:
+    return _maybe(data, field, lambda value: gpus(parse_gres(_text(value))), 0)
+
+
+def _gpus_of_text(data: Mapping[str, str]) -> int | None:
+    """Count a job's GPUs; without `--details` the trackable resources alone may name them."""
+    if "JOB_GRES" in data:
+        return _get(data, "JOB_GRES", lambda value: gpus(parse_gres(value)))
+    for field in ("AllocTRES", "TRES", "ReqTRES"):
+        if "gres/gpu" in _maybe(data, field, _text, ""):
+            return _get(data, field, tres_gpus)
     return None
 
 
@@ -291,7 +389,19 @@ JOB_KEYS = frozenset(
         *("SuspendTime", "SecsPreSuspend", "LastSchedEval", "Scheduler", "Partition"),
         *("AllocNode:Sid", "ReqNodeList", "ExcNodeList", "NodeList", "SchedNodeList", "BatchHost"),
         *("NumNodes", "NumCPUs", "NumTasks", "CPUs/Task", "ReqB:S:C:T", "ReqTRES", "AllocTRES"),
-        *("TRES", "Socks/Node", "NtasksPerN:B:S:C", "CoreSpec", "MinCPUsNode", "MinMemoryNode"),
+        *(
+            "TRES",
+            "JOB_GRES",
+            "Nodes",
+            "CPU_IDs",
+            "Mem",
+            "GRES",
+            "Socks/Node",
+            "NtasksPerN:B:S:C",
+            "CoreSpec",
+            "MinCPUsNode",
+            "MinMemoryNode",
+        ),
         *("MinMemoryCPU", "MinTmpDiskNode", "Features", "DelayBoot", "OverSubscribe"),
         *("Contiguous", "Licenses", "LicensesAlloc", "Network", "Command", "WorkDir", "StdErr"),
         *("StdIn", "StdOut", "Comment", "AdminComment", "TresPerJob", "TresPerNode"),
@@ -310,7 +420,7 @@ def _lines(
     read: Callable[[Mapping[str, str]], T],
 ) -> tuple[T, ...]:
     result = []
-    for line_number, line in enumerate(output.splitlines(), 1):
+    for line_number, line in enumerate(_split(output), 1):
         if not line.strip() or line.startswith(f"No {'nodes' if first == 'NodeName' else 'jobs'}"):
             continue
         where = f"line {line_number}"
@@ -364,7 +474,10 @@ def _node_of_text(data: Mapping[str, str]) -> SlurmNode:
 
 
 _BEFORE_NAME = ("JobId", "ArrayJobId", "ArrayTaskId", "HetJobId", "HetJobOffset")
-_AFTER_NAME = ("JobState", "Requeue", "TimeLimit", "NodeList", "AllocTRES", "TRES", "ReqTRES")
+_AFTER_NAME = (
+    *("JobState", "Requeue", "TimeLimit", "NodeList"),
+    *("AllocTRES", "TRES", "ReqTRES", "JOB_GRES"),
+)
 
 
 def _refuse_forged(data: Mapping[str, str]) -> None:
@@ -404,7 +517,7 @@ def _job_of_text(data: Mapping[str, str]) -> SlurmJob:
         state=state,
         waiting=waiting,
         nodes=_maybe(data, "NodeList", expand, ()),
-        gpus=_gpus(data, "AllocTRES", "TRES", "ReqTRES"),
+        gpus=_gpus_of_text(data),
         time_limit=_get(data, "TimeLimit", lambda value: duration(_word(value))),
         start=None,  # local time, without its zone
         end=None,

@@ -1,0 +1,108 @@
+"""The commands of Slurm that pitstop runs: as lists, in an environment of our own.
+
+A site's or a user's SQUEUE_FORMAT, SLURM_TIME_FORMAT or SQUEUE_STATES would change what the
+commands print.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from pitstop.fleet.slurm.records import SQUEUE_FORMAT
+from pitstop.model.errors import BadInput
+from pitstop.model.plain import is_name
+
+Version = tuple[int, int]
+"""Year and month, as in 23.11."""
+
+OLDEST: Version = (22, 5)
+NEWEST: Version = (26, 5)
+
+# Which data_parser to ask for: the newest that a version has and that is known to read well.
+# Before 23.11 it could not be chosen.
+_PARSERS: tuple[tuple[Version, str], ...] = (
+    ((26, 5), "v0.0.42"),
+    ((25, 11), "v0.0.42"),
+    ((25, 5), "v0.0.42"),
+    ((24, 11), "v0.0.41"),
+    ((24, 5), "v0.0.41"),
+    ((23, 11), "v0.0.40"),
+)
+_VERSION = re.compile(r"slurm(?:-wlm)? (\d+)\.(\d+)", re.ASCII)
+
+
+def parse_version(output: str) -> Version:
+    """Read `slurm 23.11.4`.
+
+    Raises:
+        ValueError: it says something else.
+    """
+    found = _VERSION.match(output.strip())
+    if found is None:
+        raise ValueError(f"{output.strip()[:100]!r} is no version of Slurm")
+    return int(found.group(1)), int(found.group(2))
+
+
+def json_option(version: Version) -> str:
+    """Return the option that asks for JSON, in a form that is pinned where it can be.
+
+    A version newer than `NEWEST` is asked for the newest form that this code knows: Slurm
+    keeps each for several releases.
+    """
+    for since, parser in _PARSERS:
+        if version >= since:
+            return f"--json={parser}"
+    return "--json"
+
+
+def in_clean_environment(argv: Sequence[str], conf: str = "") -> list[str]:
+    """Run a command with nothing of its caller's environment but where Slurm's settings are."""
+    settings = [f"SLURM_CONF={conf}"] if conf else []
+    path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    return ["env", "-i", path, "LC_ALL=C.UTF-8", *settings, *argv]
+
+
+def show_node(version: Version, node: str) -> tuple[list[str], bool]:
+    """Return the command that shows a node, and whether its answer is JSON.
+
+    scontrol has JSON from 23.02 on.
+    """
+    _check_node(node)
+    if version >= (23, 2):
+        return ["scontrol", "show", "node", node, json_option(version)], True
+    return ["scontrol", "--oneliner", "show", "node", node], False
+
+
+def show_jobs(version: Version, node: str) -> list[str]:
+    """Return the command that shows the jobs of a node.
+
+    With JSON some versions filter by neither node nor state (24.05, and all by state): whoever
+    reads the answer has to.
+    """
+    _check_node(node)
+    return ["squeue", f"--nodelist={node}", json_option(version)]
+
+
+def show_jobs_text(node: str) -> list[str]:
+    """Return the command for a Slurm that was built without JSON."""
+    _check_node(node)
+    return [
+        *("squeue", "--noheader", "--states=all", "--array", f"--nodelist={node}"),
+        f"--format={SQUEUE_FORMAT}",
+    ]
+
+
+def update_node(node: str, state: str, reason: str = "") -> list[str]:
+    """Return the command that sets a node's state."""
+    _check_node(node)
+    return [
+        *("scontrol", "update", f"NodeName={node}", f"State={state}"),
+        *([f"Reason={reason}"] if reason else []),
+    ]
+
+
+def _check_node(node: str) -> None:
+    """One node: `gpu[1-9]`, `ALL` and `a,b` would be many."""
+    if not is_name(node) or node.upper() == "ALL":
+        raise BadInput(node, "cannot be the name of one node of Slurm")

@@ -1,0 +1,151 @@
+"""Slurm as a scheduler of nodes: look, drain, give back. Only what is ours is undone."""
+
+from __future__ import annotations
+
+from pitstop.fleet.scheduler import Claim, Scheduler, Standing, claim_of, mark
+from pitstop.fleet.slurm import commands
+from pitstop.fleet.slurm.records import (
+    NotUnderstood,
+    SlurmJob,
+    SlurmNode,
+    read_jobs,
+    read_jobs_squeue,
+    read_nodes,
+    read_nodes_text,
+)
+from pitstop.fleet.transport import Completed, Transport
+from pitstop.model.errors import BadInput, TemporaryError
+
+TIMEOUT = 60.0
+"""Seconds for one command. Big sites answer slowly; one that does not answer says nothing."""
+
+_NO_JSON = ("unrecognized option", "unknown option", "serializer", "plugin", "JSON")
+_CLOSED = frozenset({"DRAIN", "FAIL", "POWER_DRAIN"})
+
+
+class SlurmRefused(TemporaryError):
+    """A command of Slurm failed: what it was to do was not done."""
+
+    code = "slurm_command"
+
+
+class Slurm(Scheduler):
+    """One cluster, through the commands of a machine that has them.
+
+    Args:
+        transport: the way to that machine.
+        conf: where its slurm.conf is, if it is not where Slurm looks.
+    """
+
+    def __init__(self, transport: Transport, conf: str = "") -> None:
+        self._transport = transport
+        self._conf = conf
+        self._version: commands.Version | None = None
+        self._has_json = True
+
+    @property
+    def version(self) -> commands.Version:
+        """Year and month of its release.
+
+        Raises:
+            BadInput: it is older than pitstop can read.
+            NotUnderstood: it does not say.
+        """
+        if self._version is None:
+            said = self._run(["scontrol", "--version"])
+            try:
+                found = commands.parse_version(said)
+            except ValueError as error:
+                raise NotUnderstood("scontrol --version", str(error)) from error
+            if found < commands.OLDEST:
+                raise BadInput("slurm", f"{said.strip()} is older than 22.05", "upgrade it")
+            self._version = found
+        return self._version
+
+    def node(self, name: str) -> SlurmNode:
+        """Return a node.
+
+        Raises:
+            PitstopError: it cannot be told, or there is none of that name.
+        """
+        argv, as_json = commands.show_node(self.version, name)
+        read = read_nodes if as_json else read_nodes_text
+        found = [node for node in read(" ".join(argv), self._run(argv)) if node.name == name]
+        if len(found) != 1:
+            raise NotUnderstood(" ".join(argv), f"it shows {len(found)} nodes named {name}")
+        return found[0]
+
+    def jobs_on(self, node: str) -> tuple[SlurmJob, ...]:
+        """Return the jobs that hold a node, or may.
+
+        Raises:
+            PitstopError: it cannot be told.
+        """
+        return tuple(job for job in self._jobs(node) if node in job.nodes and job.state.holds_node)
+
+    def look(self, node: str, run: str) -> Standing:
+        """Say how a node stands; see `Scheduler.look`."""
+        found, jobs = self.node(node), self.jobs_on(node)
+        # DOWN keeps work away as well, whoever or whatever took it down.
+        closed = bool(found.state.flags & _CLOSED) or found.state.base in ("DOWN", "ERROR")
+        return Standing(
+            claim=claim_of(closed, found.reason, run),
+            reason=found.reason,
+            drained=found.state.drained and not jobs,
+            reachable=found.state.reachable and not found.state.powered_down,
+            state=str(found.state),
+            jobs=tuple(job.key for job in jobs),
+        )
+
+    def drain(self, node: str, run: str) -> Standing:
+        """Drain a node with our reason; see `Scheduler.drain`."""
+        before = self.look(node, run)
+        if before.claim is Claim.NOBODY:
+            self._run(commands.update_node(node, "DRAIN", mark(run)))
+            return self.look(node, run)
+        return before
+
+    def give_back(self, node: str, run: str) -> bool:
+        """Resume a node if its reason is ours; see `Scheduler.give_back`."""
+        if self.look(node, run).claim is not Claim.OURS:
+            return False
+        self._run(commands.update_node(node, "RESUME"))
+        return True
+
+    def close(self) -> None:
+        """Give the connection back."""
+        self._transport.close()
+
+    def _jobs(self, node: str) -> tuple[SlurmJob, ...]:
+        argv = commands.show_jobs(self.version, node)
+        if self._has_json:
+            completed = self._try(argv)
+            if completed.exit_status == 0:
+                return read_jobs(" ".join(argv), _decode(completed.stdout))
+            said = _decode(completed.stderr)
+            if not any(words in said for words in _NO_JSON):
+                raise _refused(argv, completed)
+            self._has_json = False
+        argv = commands.show_jobs_text(node)
+        return read_jobs_squeue(" ".join(argv), self._run(argv))
+
+    def _run(self, argv: list[str]) -> str:
+        completed = self._try(argv)
+        if completed.exit_status != 0:
+            raise _refused(argv, completed)
+        return _decode(completed.stdout)
+
+    def _try(self, argv: list[str]) -> Completed:
+        return self._transport.run(commands.in_clean_environment(argv, self._conf), b"", TIMEOUT)
+
+
+def _refused(argv: list[str], completed: Completed) -> SlurmRefused:
+    said = _decode(completed.stderr).strip() or _decode(completed.stdout).strip()
+    return SlurmRefused(
+        " ".join(argv), f"exit status {completed.exit_status}: {said[-500:] or 'no words'}"
+    )
+
+
+def _decode(output: bytes) -> str:
+    """Names are UTF-8, or what somebody's terminal had: none may cost the whole answer."""
+    return output.decode("utf-8", errors="backslashreplace")
