@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from pitstop.model.coverage import Coverage
 from pitstop.model.event import Event
 from pitstop.model.maintenance import Maintenance
 from pitstop.model.manifest import Manifest
@@ -27,6 +28,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "run-result": RunResult,
     "manifest": Manifest,
     "report": Report,
+    "coverage": Coverage,
 }
 
 

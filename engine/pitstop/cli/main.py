@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from pitstop.cli import demo, doctor, images, reconcile, runs, workloads
+from pitstop.cli import coverage, demo, doctor, images, reconcile, runs, workloads
 
 app = typer.Typer(
     name="pitstop",
@@ -27,6 +27,7 @@ app.command()(workloads.start)
 app.command()(workloads.checkpoint)
 app.command()(workloads.gate)
 app.command()(workloads.restore)
+app.command()(coverage.coverage)
 app.add_typer(images.app, name="images")
 
 

@@ -1,0 +1,76 @@
+"""The one table that every source becomes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import polars as pl
+
+COLUMNS = {
+    "line": pl.String,  # the record as it was, for what is not understood
+    "understood": pl.Boolean,
+    "started": pl.Boolean,
+    "job": pl.String,
+    "user": pl.String,
+    "nodes": pl.Int64,  # machines at the same time
+    "gpus": pl.Float64,  # of the whole job; null where the source does not say
+    "seconds": pl.Float64,
+    "month": pl.String,  # it began in; null where the source does not say
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a source may not say.
+
+    Attributes:
+        gpus_per_node: to tell nodes from GPUs.
+        processors_per_node: to tell nodes from processors; None takes it from the trace.
+        columns: names of a table's columns, by what they mean.
+    """
+
+    gpus_per_node: int = 8
+    processors_per_node: int | None = None
+    columns: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A queue as a table, and what was assumed to make it one."""
+
+    kind: str
+    frame: pl.LazyFrame
+    assumptions: tuple[str, ...] = ()
+
+
+def lines(path: Path) -> pl.LazyFrame:
+    """Read a text file as one column `line`, without its empty lines, in a stream."""
+    return (
+        pl.scan_csv(
+            path,
+            has_header=False,
+            # No text file holds it, so a line is one field.
+            separator="\x1f",
+            quote_char=None,
+            schema={"line": pl.String},
+            encoding="utf8-lossy",
+            truncate_ragged_lines=True,
+        )
+        .with_columns(pl.col("line").str.strip_chars_end("\r"))
+        .filter(pl.col("line").str.len_bytes() > 0)
+    )
+
+
+def table(frame: pl.LazyFrame) -> pl.LazyFrame:
+    """Bring a frame into the form of `COLUMNS`."""
+    return frame.select(
+        [
+            pl.col("understood", "started").fill_null(value=False),
+            *(
+                pl.col(name).cast(kind, strict=False)
+                for name, kind in COLUMNS.items()
+                if name not in ("understood", "started")
+            ),
+        ]
+    )

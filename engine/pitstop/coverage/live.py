@@ -1,0 +1,150 @@
+"""What runs now: `squeue --json`, and the pods of a Kubernetes cluster."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from pitstop.coverage.frame import COLUMNS, Options, Source, table
+from pitstop.fleet.slurm.records import SlurmJob, read_jobs
+from pitstop.model.errors import BadInput
+
+# Labels by which pods on several nodes are one job, with the value that tells jobs apart.
+# Kubeflow training operators, JobSet, LeaderWorkerSet (one group is one replica), KubeRay,
+# Volcano, MPI operator: from their documentation.
+_GROUP_LABELS = (
+    ("jobset.sigs.k8s.io/jobset-name",),
+    ("leaderworkerset.sigs.k8s.io/name", "leaderworkerset.sigs.k8s.io/group-index"),
+    ("training.kubeflow.org/job-name",),
+    ("ray.io/cluster",),
+    ("volcano.sh/job-name",),
+    ("batch.kubernetes.io/job-name",),
+    ("job-name",),
+)
+_GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915")
+
+
+def read_squeue(path: Path, now: datetime) -> Source:
+    """Read an answer of `squeue --json`; hours are those that the jobs have had so far.
+
+    Raises:
+        NotUnderstood: it is none.
+    """
+    jobs = read_jobs(str(path), path.read_text(encoding="utf-8", errors="backslashreplace"))
+    rows = [_row_of_job(job, now) for job in jobs if job.state.holds_node or not job.nodes]
+    return Source("squeue", _frame(rows), ("running jobs count with their time so far",))
+
+
+def read_pods(path: Path, options: Options, now: datetime) -> Source:
+    """Read `kubectl get pods --all-namespaces --output json`.
+
+    A pod is no job: those that belong together are one, and its nodes are counted.
+
+    Raises:
+        BadInput: it is no list of pods.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        items = found["items"]
+        groups: dict[str, list[Mapping[str, Any]]] = {}
+        for pod in items:
+            if _gpus(pod) and not _helper(pod):
+                groups.setdefault(_group(pod), []).append(pod)
+        rows = [_row_of_pods(name, pods, now, options) for name, pods in sorted(groups.items())]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        cause = f"no list of pods: {type(error).__name__}: {error}"
+        raise BadInput(str(path), cause, "kubectl get pods --all-namespaces -o json") from error
+    return Source(
+        "pods",
+        _frame(rows),
+        (
+            "pods of one job (by the labels of its operator, or its owner) are one workload",
+            "pods without a GPU, of DaemonSets and of nodes are left out",
+            "workloads count with their time so far",
+        ),
+    )
+
+
+def _frame(rows: Iterable[Mapping[str, Any]]) -> pl.LazyFrame:
+    return table(pl.LazyFrame([dict(row) for row in rows], schema=COLUMNS))
+
+
+def _row_of_job(job: SlurmJob, now: datetime) -> dict[str, Any]:
+    started = bool(job.nodes) and job.start is not None
+    return {
+        "line": job.key,
+        "understood": True,
+        "started": started,
+        "job": job.key,
+        "user": job.user,
+        "nodes": len(job.nodes),
+        "gpus": job.gpus,
+        "seconds": max(0.0, now.timestamp() - job.start) if job.start else None,
+        "month": _month(job.start) if job.start else None,
+    }
+
+
+def _row_of_pods(
+    name: str, pods: list[Mapping[str, Any]], now: datetime, options: Options
+) -> dict[str, Any]:
+    placed = [pod for pod in pods if pod["spec"].get("nodeName")]
+    begun = [
+        datetime.fromisoformat(str(pod["status"]["startTime"]))
+        for pod in placed
+        if pod.get("status", {}).get("startTime")
+    ]
+    gpus = sum(_gpus(pod) for pod in pods)
+    nodes = len({pod["spec"]["nodeName"] for pod in placed})
+    since = min(begun, default=None)
+    return {
+        "line": name,
+        "understood": True,
+        "started": bool(placed) and since is not None,
+        "job": name,
+        "user": str(pods[0]["metadata"].get("namespace", "")),
+        "nodes": nodes or math.ceil(gpus / options.gpus_per_node),
+        "gpus": float(gpus),
+        "seconds": max(0.0, (now - since).total_seconds()) if since else None,
+        "month": _month(since.timestamp()) if since else None,
+    }
+
+
+def _group(pod: Mapping[str, Any]) -> str:
+    metadata = pod["metadata"]
+    space, labels = metadata.get("namespace", ""), metadata.get("labels") or {}
+    for names in _GROUP_LABELS:
+        if all(name in labels for name in names):
+            return "/".join((str(space), *(str(labels[name]) for name in names)))
+    for owner in metadata.get("ownerReferences") or ():
+        # The replicas of these do not need each other; any other owner's pods may.
+        if owner.get("controller") and owner["kind"] not in ("ReplicaSet", "StatefulSet"):
+            return f"{space}/{owner['kind']}/{owner['name']}"
+    return f"{space}/{metadata['name']}"
+
+
+def _helper(pod: Mapping[str, Any]) -> bool:
+    """Whether it belongs to a node and not to anybody's work."""
+    owners = pod["metadata"].get("ownerReferences") or ()
+    return any(owner["kind"] in ("DaemonSet", "Node") for owner in owners)
+
+
+def _gpus(pod: Mapping[str, Any]) -> int:
+    total = 0
+    for container in pod["spec"]["containers"]:
+        limits = (container.get("resources") or {}).get("limits") or {}
+        total += sum(
+            int(amount)
+            for name, amount in limits.items()
+            if name in _GPU_RESOURCES or name.startswith("nvidia.com/mig-")
+        )
+    return total
+
+
+def _month(moment: float) -> str:
+    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m")
