@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -12,7 +13,7 @@ from pitstop.fleet.scheduler import Claim
 from pitstop.fleet.slurm.records import NotUnderstood, read_jobs_text
 from pitstop.fleet.slurm.scheduler import Slurm, SlurmRefused
 from pitstop.fleet.transport import Completed
-from pitstop.model.errors import BadInput, PitstopError
+from pitstop.model.errors import BadInput, PitstopError, Refused
 from pitstop.model.words import Shape
 from tests.rigs.engine import until
 from tests.rigs.slurm import CONTROLLER, GPUS, NODES, InNode, SlurmRig
@@ -27,6 +28,9 @@ def cluster(slurm: SlurmRig) -> Iterator[Slurm]:
     slurm.run("scancel", "--quiet", "--state=PENDING")
     slurm.run("scancel", "--quiet", "--state=RUNNING")
     until(lambda: not slurm.run("squeue", "--noheader").strip(), "all jobs are gone", 60)
+    shown = slurm.run("scontrol", "--oneliner", "show", "reservation")
+    for name in re.findall(r"^ReservationName=(\S+)", shown, re.MULTILINE):
+        slurm.run("scontrol", "delete", f"ReservationName={name}")
     for name in NODES:
         state = slurm.run("sinfo", "--noheader", f"--nodes={name}", "--format=%T")
         if state.startswith(("drain", "down")):
@@ -74,6 +78,51 @@ def test_somebody_takes_over_what_was_ours(slurm: SlurmRig, cluster: Slurm) -> N
     slurm.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=do not use")
     assert cluster.give_back("n2", RUN) is False
     assert cluster.look("n2", RUN).reason == "do not use"
+
+
+def test_a_reboot_leaves_the_node_to_us(slurm: SlurmRig, cluster: Slurm) -> None:
+    """Slurm clears the drain, and writes behind our reason: the node is ours all the same."""
+    with pytest.raises(Refused, match=r"not rebooted.*drained by nobody"):
+        cluster.reboot("n2", RUN)
+    job = slurm.submit("--nodelist=n2")
+    slurm.wait_job(job, "RUNNING")
+    cluster.drain("n2", RUN)
+    with pytest.raises(Refused, match=f"with jobs {job}"):
+        cluster.reboot("n2", RUN)
+    slurm.run("scancel", job)
+    until(lambda: cluster.look("n2", RUN).drained, "it is drained", 30)
+    with pytest.raises(Refused, match="drained by foreign"):
+        cluster.reboot("n2", "another-run")
+    cluster.reboot("n2", RUN)
+    cluster.reboot("n2", RUN)  # once is enough
+    slurm.reboot_node("n2")
+    until(lambda: "reboot complete" in cluster.look("n2", RUN).reason, "it has rebooted", 30)
+    standing = cluster.look("n2", RUN)
+    assert (standing.claim, standing.drained, standing.state) == (Claim.OURS, True, "DOWN")
+    assert cluster.look("n2", "another-run").claim is Claim.FOREIGN
+    assert cluster.give_back("n2", RUN) is True
+    assert cluster.look("n2", RUN).claim is Claim.NOBODY
+
+
+def test_a_reservation_keeps_new_jobs_away(slurm: SlurmRig, cluster: Slurm) -> None:
+    cluster.reserve("n1", RUN, 0, 90)
+    cluster.reserve("n1", RUN, 0, 90)  # once is enough
+    slurm.run(
+        *("scontrol", "create", "reservation", "ReservationName=theirs", "StartTime=now+1hour"),
+        *("Duration=5", "Users=root", "Nodes=n1"),
+    )
+    waits = slurm.submit("--nodelist=n1", "--time=1")
+    until(lambda: "reserved" in slurm.run("squeue", "-h", "-j", waits, "-o", "%r"), "waits", 30)
+    until(lambda: "MAINTENANCE" in cluster.look("n1", RUN).state, "it is reserved", 30)
+    assert cluster.look("n1", RUN).claim is Claim.NOBODY
+    cluster.reserve("n2", RUN, 3600, 1)  # later: what ends before it may still run
+    runs = slurm.submit("--nodelist=n2", "--time=1")
+    slurm.wait_job(runs, "RUNNING")
+    for _ in range(2):
+        cluster.unreserve("n1", RUN)
+        cluster.unreserve("n2", RUN)
+    slurm.wait_job(waits, "RUNNING")
+    assert "theirs" in slurm.run("scontrol", "--oneliner", "show", "reservation")
 
 
 def test_jobs_are_who_holds_the_node(slurm: SlurmRig, cluster: Slurm) -> None:

@@ -50,6 +50,8 @@ GresTypes=gpu
 SlurmdParameters=config_overrides
 ReturnToService=1
 SlurmdTimeout=20
+RebootProgram={root}/reboot
+ResumeTimeout=60
 KillWait=2
 SchedulerParameters=batch_sched_delay=0,sched_interval=1
 NodeName={nodes} CPUs=8 RealMemory=1000 Gres=gpu:fake:{gpus} State=UNKNOWN
@@ -108,8 +110,17 @@ class SlurmRig:
         return Slurm(InNode(self.lab.node(CONTROLLER)), str(self.conf))
 
     def start_node(self, name: str) -> None:
-        """Start a node's slurmd, as its boot would."""
-        self._daemons.append(self._daemon(self.lab.node(name), "slurmd", "-D"))
+        """Start a node's slurmd, as its boot would: it says that the node has booted."""
+        self._daemons.append(self._daemon(self.lab.node(name), "slurmd", "-D", "-b"))
+
+    def reboot_node(self, name: str) -> None:
+        """Wait until Slurm asks for a node's reboot, and do it."""
+        asked = self.root / f"reboot.{name}"
+        until(asked.exists, f"{name} is to be rebooted", 30)
+        asked.unlink()
+        self.lab.node(name).power_cut()
+        self.lab.node(name).boot()
+        self.start_node(name)
 
     def run(self, *argv: str) -> str:
         """Run a command of Slurm on the controller, as an administrator would."""
@@ -144,6 +155,9 @@ class SlurmRig:
         self.conf.write_text(_CONF.format(**values))
         (self.root / "gres.conf").write_text(_GRES.format(**values, last=GPUS - 1))
         (self.root / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        program = self.root / "reboot"
+        program.write_text(f'#!/bin/sh\ntouch "{self.root}/reboot.$(hostname)"\n')
+        program.chmod(0o755)
         key = self.root / "munge.key"
         key.write_bytes(os.urandom(1024))
         key.chmod(0o600)

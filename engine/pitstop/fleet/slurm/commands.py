@@ -102,6 +102,43 @@ def update_node(node: str, state: str, reason: str = "") -> list[str]:
     ]
 
 
+def reboot_node(node: str, reason: str) -> list[str]:
+    """Return the command that reboots a node once it is empty, and leaves it DOWN then.
+
+    Without `nextstate` Slurm would put it back into service before anybody has looked at it.
+    """
+    _check_node(node)
+    return ["scontrol", "reboot", "ASAP", "nextstate=DOWN", f"reason={reason}", node]
+
+
+def reservation_name(node: str, run: str) -> str:
+    """Return the name of a run's reservation of a node."""
+    return f"pitstop_{run}_{node}"
+
+
+def create_reservation(node: str, run: str, starts_in: int, seconds: int) -> list[str]:
+    """Return the command that reserves a node for maintenance; both times in seconds.
+
+    Times are relative: Slurm reads others in the controller's own time zone. As the start
+    comes nearer, only jobs that can end before it are started; those that run stay.
+    """
+    _check_node(node)
+    minutes = -(-seconds // 60)  # it counts in minutes
+    return [
+        *("scontrol", "create", "reservation"),
+        f"ReservationName={reservation_name(node, run)}",
+        f"StartTime=now+{starts_in}seconds" if starts_in > 0 else "StartTime=now",
+        f"Duration={minutes}",
+        *("Users=root", "Flags=maint,ignore_jobs", f"Nodes={node}"),
+    ]
+
+
+def delete_reservation(node: str, run: str) -> list[str]:
+    """Return the command that ends a run's reservation of a node."""
+    _check_node(node)
+    return ["scontrol", "delete", f"ReservationName={reservation_name(node, run)}"]
+
+
 def _check_node(node: str) -> None:
     """One node: `gpu[1-9]`, `ALL` and `a,b` would be many."""
     if not is_name(node) or node.upper() == "ALL":

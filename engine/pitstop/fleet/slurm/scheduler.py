@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from pitstop.fleet.scheduler import Claim, Scheduler, Standing, claim_of, mark
 from pitstop.fleet.slurm import commands
 from pitstop.fleet.slurm.records import (
@@ -14,12 +16,14 @@ from pitstop.fleet.slurm.records import (
     read_nodes_text,
 )
 from pitstop.fleet.transport import Completed, Transport
-from pitstop.model.errors import BadInput, TemporaryError
+from pitstop.model.errors import BadInput, Refused, TemporaryError
 
 TIMEOUT = 60.0
 """Seconds for one command. Big sites answer slowly; one that does not answer says nothing."""
 
 _NO_JSON = ("unrecognized option", "unknown option", "serializer", "plugin", "JSON")
+# What Slurm writes behind the reason of a node that it reboots.
+_REBOOTED = re.compile(r"(?: : reboot (?:issued|complete|timed out))+\Z")
 _CLOSED = frozenset({"DRAIN", "FAIL", "POWER_DRAIN"})
 
 
@@ -89,9 +93,9 @@ class Slurm(Scheduler):
         # DOWN keeps work away as well, whoever or whatever took it down.
         closed = bool(found.state.flags & _CLOSED) or found.state.base in ("DOWN", "ERROR")
         return Standing(
-            claim=claim_of(closed, found.reason, run),
+            claim=claim_of(closed, _REBOOTED.sub("", found.reason), run),
             reason=found.reason,
-            drained=found.state.drained and not jobs,
+            drained=closed and found.state.has_jobs is False and not jobs,
             reachable=found.state.reachable and not found.state.powered_down,
             state=str(found.state),
             jobs=tuple(job.key for job in jobs),
@@ -111,6 +115,50 @@ class Slurm(Scheduler):
             return False
         self._run(commands.update_node(node, "RESUME"))
         return True
+
+    def reboot(self, node: str, run: str) -> None:
+        """Have Slurm reboot a node that is ours and empty, read anew just before.
+
+        It stays DOWN afterwards, until `give_back`. What is under way is not asked for again.
+        Nothing here tells that it has rebooted: a changed boot id does.
+
+        Raises:
+            Refused: it is not ours, or not empty.
+            PitstopError: it was not done, or is not known to be.
+        """
+        if self.node(node).state.reboot:
+            return
+        found = self.look(node, run)
+        if found.claim is not Claim.OURS or not found.drained:
+            jobs = f", with jobs {', '.join(found.jobs)}" if found.jobs else ""
+            raise Refused(
+                node,
+                f"not rebooted: it is {found.state}, drained by {found.claim.value}{jobs}",
+                f"its reason is {found.reason!r}" if found.reason else "",
+            )
+        self._run(commands.reboot_node(node, mark(run)))
+
+    def reserve(self, node: str, run: str, starts_in: int, seconds: int) -> None:
+        """Reserve a node for maintenance, from a moment on and for so long; once.
+
+        Raises:
+            PitstopError: it was not done, or is not known to be.
+        """
+        argv = commands.create_reservation(node, run, starts_in, seconds)
+        completed = self._try(argv)
+        if completed.exit_status != 0 and "Duplicate reservation" not in _decode(completed.stderr):
+            raise _refused(argv, completed)
+
+    def unreserve(self, node: str, run: str) -> None:
+        """End our reservation of a node; one that is not there has ended.
+
+        Raises:
+            PitstopError: it was not done, or is not known to be.
+        """
+        argv = commands.delete_reservation(node, run)
+        completed = self._try(argv)
+        if completed.exit_status != 0 and "reservation is invalid" not in _decode(completed.stderr):
+            raise _refused(argv, completed)
 
     def close(self) -> None:
         """Give the connection back."""
