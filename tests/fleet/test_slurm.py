@@ -13,7 +13,7 @@ from pitstop.fleet.scheduler import Claim
 from pitstop.fleet.slurm.records import NotUnderstood, read_jobs_text
 from pitstop.fleet.slurm.scheduler import Slurm, SlurmRefused
 from pitstop.fleet.transport import Completed
-from pitstop.model.errors import BadInput, PitstopError, Refused
+from pitstop.model.errors import BadInput, PermanentError, PitstopError, Refused
 from pitstop.model.words import Shape
 from tests.rigs.engine import until
 from tests.rigs.slurm import CONTROLLER, GPUS, NODES, InNode, SlurmRig
@@ -179,6 +179,28 @@ def test_without_json_no_job_can_hide_another(slurm: SlurmRig, cluster: Slurm) -
     assert cluster.jobs_on("n2") == ()
 
 
+def test_commands_that_are_not_there(slurm: SlurmRig) -> None:
+    node = slurm.lab.node(CONTROLLER)
+
+    class Elsewhere(InNode):
+        def run(self, argv: Sequence[str], stdin: bytes, timeout: float) -> Completed:
+            usual = [w for w in argv if not w.startswith("PATH=")]
+            paths = [w.partition(":")[0] for w in argv if w.startswith("PATH=")]
+            return super().run([*usual[:2], *paths, *usual[2:]], stdin, timeout)
+
+    with pytest.raises(PermanentError, match="is not there"):
+        Slurm(Elsewhere(node), str(slurm.conf), "/opt/none").look("n1", RUN)
+    assert Slurm(Elsewhere(node), str(slurm.conf), "/usr/bin").look("n1", RUN).reachable
+
+
+def test_an_unreachable_node_is_not_given_back(slurm: SlurmRig, cluster: Slurm) -> None:
+    cluster.drain("n1", RUN)
+    slurm.run("scontrol", "update", "NodeName=n1", "State=NoResp")
+    with pytest.raises(SlurmRefused, match="does not reach it"):
+        cluster.give_back("n1", RUN)
+    assert not cluster.look("n1", RUN).drained
+
+
 def test_a_users_settings_change_nothing(
     slurm: SlurmRig, cluster: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,7 +247,9 @@ def test_a_node_without_power_is_not_taken_for_empty(slurm: SlurmRig, cluster: S
         assert (standing.drained, standing.jobs) == (False, (job,))
         slurm.run("scontrol", "update", "NodeName=n3", "State=DOWN", "Reason=no power")
         until(lambda: "DOWN" in cluster.look("n3", RUN).state, "it is down", 30)
-        assert cluster.look("n3", RUN).claim is Claim.FOREIGN
+        standing = cluster.look("n3", RUN)
+        assert standing.claim is Claim.FOREIGN
+        assert not standing.drained  # nobody has seen the job's processes end
     finally:
         slurm.lab.node("n3").boot()
         slurm.start_node("n3")

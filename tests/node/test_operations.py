@@ -20,6 +20,7 @@ from pitstop.node import execute as execute_module
 from pitstop.node import ops, processes
 from pitstop.node.execute import TAIL, execute
 from tests.rigs.engine import NODE_COMMAND, Engine, EngineError, copies_of, state_letter, until
+from tests.rigs.forked import Forked
 
 
 def command(*words: str, timeout: float = 60) -> dict[str, Any]:
@@ -189,6 +190,26 @@ class TestEnding:
         monkeypatch.setattr(os, "kill", lose_the_first)
         assert engine.rpc("op.cancel", id="a")["error"]["code"] == "cancelled"
         self.gone()
+
+    def test_a_request_that_comes_when_the_work_is_done_costs_no_result(
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write = ops.write_json
+
+        def asked_to_stop_while_writing(path: Path, data: dict[str, Any]) -> None:
+            if path.name == "result.json":
+                os.kill(os.getpid(), signal.SIGTERM)
+            write(path, data)
+
+        def run() -> int:
+            monkeypatch.setattr(ops, "write_json", asked_to_stop_while_writing)
+            monkeypatch.setattr(ops.Operation, "_spawn", lambda operation, _lock: operation.run())
+            ops.Operation(engine.state, "a").start("execute", command("true"))
+            return 0
+
+        assert Forked(run).wait() == 0
+        status = engine.rpc("op.status", id="a")
+        assert (status["state"], status["result"]["exit_status"]) == ("done", 0)
 
     @pytest.mark.usefixtures("engine")
     def test_stubborn(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

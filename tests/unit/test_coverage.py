@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from pitstop.cli import coverage
 from pitstop.cli.main import app
 from pitstop.coverage.frame import Options
 from pitstop.coverage.read import read_source
@@ -119,6 +120,24 @@ def test_a_record_that_is_not_understood_is_said(tmp_path: Path) -> None:
 def test_parsable_with_a_separator_at_the_end(tmp_path: Path) -> None:
     found = of(sacct(tmp_path, row() + "|", header=HEADER + "|"))
     assert (shares(found)["jobs"], found.not_understood) == ((1, 1), 0)
+
+
+def test_parts_of_a_heterogeneous_job_are_one(tmp_path: Path) -> None:
+    parts = [row("77+0", tres="gres/gpu=4"), row("77+1", elapsed="02:00:00", tres="gres/gpu=8")]
+    found = of(sacct(tmp_path, row("76"), *parts))
+    assert shares(found)["jobs"] == (1, 2)
+    assert shares(found)["node_hours"] == (1, 5)
+    assert [(job.job, job.nodes, job.gpus) for job in found.not_covered] == [("77", 2, 12)]
+
+
+def test_a_file_is_read_and_no_pattern(tmp_path: Path) -> None:
+    sacct(tmp_path, row()).rename(tmp_path / "dump1.psv")
+    wide = sacct(tmp_path, row(nodes="9")).rename(tmp_path / "dump[12].psv")
+    assert shares(of(wide))["jobs"] == (0, 1)
+    table = tmp_path / "t[1].csv"
+    table.write_text("nodes,seconds\n9,60\n")
+    (tmp_path / "t1.csv").write_text("nodes,seconds\n1,60\n")
+    assert shares(of(table))["jobs"] == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -235,6 +254,7 @@ def test_workload_format(tmp_path: Path) -> None:
         swf_line(5, run=0, status=5),  # nor this
         swf_line(6, run=0, status=1),  # this did, for no time
         swf_line(7, used=-1),  # nobody knows
+        *(swf_line(1, status=part) for part in (2, 3, 4)),  # parts of the first
         "8 1 2 3",
     ]
     found = of(swf(tmp_path, *rows, header=header))
@@ -273,6 +293,29 @@ def test_table_with_columns_of_its_makers(tmp_path: Path) -> None:
     assert "8 GPUs" in found.assumptions[0]
     assert [job.job for job in found.not_covered] == ["3"]
     assert shares(of(file, columns=columns, gpus_per_node=4))["jobs"] == (0, 2)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "2,x,1,nan",
+        "2,x,1,inf",
+        "2,x,nan,60",
+        "2,x,inf,60",
+        "2,x,1,-5e400",
+        "2,a comma, too many,60",
+        "2,x,1,60,and more,and more",
+        "2,x",
+    ],
+)
+def test_one_odd_row_spoils_no_sum(tmp_path: Path, odd: str) -> None:
+    file = tmp_path / "jobs.csv"
+    file.write_text(f"job,user,nodes,seconds\n1,u,32,3600\n{odd}\n3,,1,3600\n")
+    found = of(file)
+    assert shares(found)["jobs"] == (1, 2)
+    assert shares(found)["node_hours"] == (1, 33)
+    assert found.not_understood == 1
+    json.loads(found.model_dump_json())
 
 
 def test_table_with_start_and_end(tmp_path: Path) -> None:
@@ -333,12 +376,18 @@ def test_pods_are_not_jobs(tmp_path: Path) -> None:
         pod("proxy", "n1", 0),
         pod("waits"),
     ]
+    over = pod("t-old", "n20", labels={jobset: "t"})
+    failed = pod("s-old", "n21", labels={jobset: "s"})  # tried again on n3
+    over["status"]["phase"], failed["status"]["phase"] = "Succeeded", "Failed"
+    slices = pod("mig", "n22", 0)
+    slices["spec"]["containers"][0]["resources"]["limits"] = {"nvidia.com/mig-1g.10gb": "7"}
+    pods += [over, failed, slices]
     file = tmp_path / "pods.json"
     file.write_text(json.dumps({"kind": "List", "items": pods}))
     found = of(file)
     assert shares(found) == {
-        "jobs": (4, 7),
-        "node_hours": (8, 20),
+        "jobs": (5, 8),
+        "node_hours": (10, 22),
         "gpu_hours": (64, 160),
         "users": (0, 1),
     }
@@ -364,13 +413,25 @@ def test_running_jobs_of_squeue(tmp_path: Path) -> None:
         {**job, "job_id": 2, "nodes": "n3", "tres_alloc_str": "gres/gpu=1"},
         {**job, "job_id": 3, "job_state": ["COMPLETED"], "nodes": "n4"},
         {**job, "job_id": 4, "job_state": ["PENDING"], "nodes": "", "start_time": 0},
+        # Two parts that run at once, on two nodes.
+        *(
+            {**job, "job_id": 5 + n, "het_job_id": 5, "het_job_offset": n, "nodes": f"n{5 + n}"}
+            for n in (0, 1)
+        ),
+        {**job, "job_id": 9, "nodes": "n9", "user_name": "\ud800", "tres_per_task": "cpu=8"},
     ]
     file = tmp_path / "squeue.json"
     file.write_text(json.dumps({"jobs": jobs}))
     found = of(file)
-    assert shares(found)["node_hours"] == (2, 6)
-    assert shares(found)["gpu_hours"] == (2, 34)
+    assert shares(found)["node_hours"] == (4, 12)
+    assert shares(found)["gpu_hours"] == (34, 34 + 32 + 64)
     assert found.not_started == 1
+    # As of when it was asked, where it says so.
+    hour_ago = int(NOW.timestamp()) - 3600
+    file.write_text(
+        json.dumps({"jobs": jobs[:1], "last_update": {"set": True, "number": hour_ago}})
+    )
+    assert shares(of(file))["node_hours"] == (0, 2)
 
 
 # --- the command
@@ -419,6 +480,16 @@ def test_bad_input_is_named(tmp_path: Path, case: str) -> None:
     assert code == 2, output
     assert named in " ".join(output.split())
     assert run(str(tmp_path / "missing"))[0] == 2
+    assert run(str(sacct(tmp_path, row())), "--html", str(tmp_path / "no" / "page"))[0] == 2
+
+
+def test_without_polars_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coverage, "find_spec", lambda _name: None)
+    code, output = run(str(sacct(tmp_path, row())), "--column", "gpus=x")
+    assert code == 2
+    assert "pitstop[coverage]" in output
 
 
 @given(st.binary(max_size=300))

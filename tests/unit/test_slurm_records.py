@@ -142,6 +142,11 @@ def test_time_limits(limit: object, seconds: object) -> None:
         ({"gres_detail": [], "tres_per_job": "gres:gpu:3", "tres_per_node": ""}, 3),
         ({"gres_detail": [], "tres_per_job": "", "tres_per_node": ""}, 0),
         ({"tres_per_task": "gres/gpu:2"}, None),
+        ({"tres_per_task": "cpu=8", "tres_per_node": ""}, 0),
+        ({"gres_detail": ["gpu:(null):8(IDX:0-7)"]}, 8),
+        # Not understood, which costs the number of GPUs and nothing else.
+        ({"tres_per_job": "gres:gpu:a:b:c"}, None),
+        ({"tres_alloc_str": "gres/gpu=many"}, None),
         ({"tres_alloc_str": ""}, None),
         ({"tres_alloc_str": "cpu=1,gres/gpu=5", "tres_per_node": "gres:gpu:2"}, 5),
     ],

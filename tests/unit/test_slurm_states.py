@@ -40,7 +40,8 @@ def test_the_flag_is_not_the_state(base: str, flags: frozenset[str]) -> None:
     if state.drained:
         assert "DRAIN" in flags
         assert not busy
-        assert base != UNKNOWN
+        assert base == "IDLE"
+        assert state.reachable
 
 
 @given(BASES, FLAGS, st.from_regex(r"[A-Z]{3,12}_NEW", fullmatch=True))
@@ -96,7 +97,7 @@ def test_an_unknown_word_or_suffix_is_not_idle(word: str) -> None:
     ("text", "reboot", "drained"),
     [
         ("MIXED+REBOOT_REQUESTED", "requested", False),
-        ("DOWN+DRAIN+REBOOT_ISSUED", "issued", True),
+        ("DOWN+DRAIN+REBOOT_ISSUED", "issued", False),
         ("REBOOT*+DRAIN", "issued", False),
         ("BOOT", "issued", False),
         ("IDLE+DRAIN", "", True),
@@ -105,6 +106,16 @@ def test_an_unknown_word_or_suffix_is_not_idle(word: str) -> None:
 def test_faces_of_a_reboot(text: str, reboot: str, drained: bool) -> None:
     state = node_state(text)
     assert (state.reboot, state.drained) == (reboot, drained)
+
+
+@pytest.mark.parametrize(
+    "text", ["DOWN+DRAIN", "DOWN+DRAIN+NOT_RESPONDING", "IDLE+DRAIN+NOT_RESPONDING", "FUTURE+DRAIN"]
+)
+def test_jobs_that_slurm_has_dropped_may_still_run(text: str) -> None:
+    """Of a node that it does not reach, or that is down, it has not seen their end."""
+    state = node_state(text)
+    assert state.has_jobs is None
+    assert not state.drained
 
 
 def test_reach_and_power() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pitstop.fleet.slurm.gres import Gres, gpus, parse_gres, parse_tres, tres_gpus
+from pitstop.fleet.slurm.gres import Gres, gpus, parse_gres, parse_tres, requested_gpus, tres_gpus
 from pitstop.fleet.slurm.hostlist import LIMIT, expand
 from pitstop.fleet.slurm.values import Amount, duration, instant, memory, minutes, number
 
@@ -77,6 +77,8 @@ class TestGres:
             ("gres/gpu:h200:8", [Gres("gpu", "h200", 8)]),
             ("gpu", [Gres("gpu", "", 1)]),
             ("gpu:4090:2", [Gres("gpu", "4090", 2)]),
+            ("gpu:(null):8(IDX:0-7)", [Gres("gpu", "", 8, tuple(range(8)))]),
+            ("shard:h100:2(1/8,1/8)", [Gres("shard", "h100", 2)]),
             ("bandwidth:lustre:no_consume:4G", [Gres("bandwidth", "lustre", 4 << 30)]),
             *((nothing, []) for nothing in ("", "(null)", "N/A")),
         ],
@@ -119,6 +121,21 @@ class TestGres:
     )
     def test_trackable(self, text: str, count: int) -> None:
         assert tres_gpus(text) == count
+
+    @pytest.mark.parametrize(
+        ("text", "count"),
+        [
+            ("cpu=8", 0),
+            ("cpu:24", 0),
+            ("gres:gpu:2", 2),
+            ("gres/gpu:h100:2", 2),
+            ("gres/gpu:h100=2", 2),
+            ("cpu=8,mem=4G,gres/gpu=1", 1),
+            ("", 0),
+        ],
+    )
+    def test_requested(self, text: str, count: int) -> None:
+        assert requested_gpus(text) == count
 
     @pytest.mark.parametrize("text", ["cpu", "gres/gpu=", "gres/gpu=many", "=4"])
     def test_trackable_that_is_not_understood(self, text: str) -> None:

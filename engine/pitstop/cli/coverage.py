@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -41,10 +42,20 @@ def coverage(
 ) -> None:
     """Say what share of a queue pitstop can keep through a maintenance, and what it cannot."""
     with errors(json):
-        found = _read(source, kind, gpus_per_node, processors_per_node, _columns(column or []), top)
+        _check_polars()
+        columns = _columns(column or [])
+        found = _read(source, kind, gpus_per_node, processors_per_node, columns, top)
         if html:
-            html.write_text(render_coverage_html(found), encoding="utf-8")
+            try:
+                html.write_text(render_coverage_html(found), encoding="utf-8")
+            except OSError as error:
+                raise BadInput(str(html), f"cannot be written: {error.strerror}") from error
         emit(found.model_dump(mode="json", by_alias=True), json, lambda: _show(found))
+
+
+def _check_polars() -> None:
+    if find_spec("polars") is None:
+        raise BadInput("coverage", "polars is not installed", "pip install 'pitstop[coverage]'")
 
 
 def _read(
@@ -55,12 +66,8 @@ def _read(
     columns: dict[str, str],
     top: int,
 ) -> Coverage:
-    try:
-        import polars.exceptions
-    except ImportError as error:
-        raise BadInput(
-            "coverage", "polars is not installed", "pip install 'pitstop[coverage]'"
-        ) from error
+    import polars.exceptions
+
     from pitstop.coverage.frame import Options
     from pitstop.coverage.read import read_source
     from pitstop.coverage.shares import add_up

@@ -49,6 +49,7 @@ def lines(path: Path) -> pl.LazyFrame:
     return (
         pl.scan_csv(
             path,
+            glob=False,
             has_header=False,
             # No text file holds it, so a line is one field.
             separator="\x1f",
@@ -63,14 +64,22 @@ def lines(path: Path) -> pl.LazyFrame:
 
 
 def table(frame: pl.LazyFrame) -> pl.LazyFrame:
-    """Bring a frame into the form of `COLUMNS`."""
-    return frame.select(
-        [
+    """Bring a frame into the form of `COLUMNS`.
+
+    What ran is only understood with nodes and a finite time: one `nan` would spoil every sum.
+    """
+    cast = frame.select([pl.col(name).cast(kind, strict=False) for name, kind in COLUMNS.items()])
+    sizes = (
+        (pl.col("nodes") > 0)
+        & pl.col("seconds").is_finite()
+        & (pl.col("seconds") >= 0)
+        & (pl.col("gpus").is_null() | pl.col("gpus").is_finite())
+    )
+    return (
+        cast.with_columns(
             pl.col("understood", "started").fill_null(value=False),
-            *(
-                pl.col(name).cast(kind, strict=False)
-                for name, kind in COLUMNS.items()
-                if name not in ("understood", "started")
-            ),
-        ]
+            pl.col("line", "job", "user").fill_null(""),
+        )
+        .with_columns(pl.col("understood") & (~pl.col("started") | sizes.fill_null(value=False)))
+        .select(list(COLUMNS))
     )

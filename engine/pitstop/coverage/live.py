@@ -13,6 +13,7 @@ import polars as pl
 
 from pitstop.coverage.frame import COLUMNS, Options, Source, table
 from pitstop.fleet.slurm.records import SlurmJob, read_jobs
+from pitstop.fleet.slurm.values import instant
 from pitstop.model.errors import BadInput
 
 # Labels by which pods on several nodes are one job, with the value that tells jobs apart.
@@ -36,9 +37,17 @@ def read_squeue(path: Path, now: datetime) -> Source:
     Raises:
         NotUnderstood: it is none.
     """
-    jobs = read_jobs(str(path), path.read_text(encoding="utf-8", errors="backslashreplace"))
-    rows = [_row_of_job(job, now) for job in jobs if job.state.holds_node or not job.nodes]
-    return Source("squeue", _frame(rows), ("running jobs count with their time so far",))
+    text = path.read_text(encoding="utf-8", errors="backslashreplace")
+    jobs = read_jobs(str(path), text)
+    asked = instant(json.loads(text).get("last_update"))
+    until = datetime.fromtimestamp(asked, UTC) if asked else now
+    groups: dict[str, list[SlurmJob]] = {}
+    for job in jobs:
+        if job.state.holds_node or not job.nodes:
+            # The parts of a heterogeneous job run at once.
+            groups.setdefault(job.key.partition("+")[0], []).append(job)
+    rows = [_row_of_jobs(key, parts, until) for key, parts in groups.items()]
+    return Source("squeue", _frame(rows), (f"jobs count with their time until {until:%c} UTC",))
 
 
 def read_pods(path: Path, options: Options, now: datetime) -> Source:
@@ -54,7 +63,7 @@ def read_pods(path: Path, options: Options, now: datetime) -> Source:
         items = found["items"]
         groups: dict[str, list[Mapping[str, Any]]] = {}
         for pod in items:
-            if _gpus(pod) and not _helper(pod):
+            if _has_gpu(pod) and not _helper(pod) and not _over(pod):
                 groups.setdefault(_group(pod), []).append(pod)
         rows = [_row_of_pods(name, pods, now, options) for name, pods in sorted(groups.items())]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -66,7 +75,9 @@ def read_pods(path: Path, options: Options, now: datetime) -> Source:
         (
             "pods of one job (by the labels of its operator, or its owner) are one workload",
             "pods without a GPU, of DaemonSets and of nodes are left out",
-            "workloads count with their time so far",
+            "pods that have ended are left out; what ended before is not known",
+            f"workloads count with their time until {now:%c} UTC",
+            "a slice of a GPU counts as none in the GPU-hours",
         ),
     )
 
@@ -75,18 +86,21 @@ def _frame(rows: Iterable[Mapping[str, Any]]) -> pl.LazyFrame:
     return table(pl.LazyFrame([dict(row) for row in rows], schema=COLUMNS))
 
 
-def _row_of_job(job: SlurmJob, now: datetime) -> dict[str, Any]:
-    started = bool(job.nodes) and job.start is not None
+def _row_of_jobs(key: str, parts: list[SlurmJob], until: datetime) -> dict[str, Any]:
+    nodes = {node for part in parts for node in part.nodes}
+    begun = [part.start for part in parts if part.nodes and part.start is not None]
+    since = min(begun, default=None)
+    gpus = [part.gpus for part in parts]
     return {
-        "line": job.key,
+        "line": key,
         "understood": True,
-        "started": started,
-        "job": job.key,
-        "user": job.user,
-        "nodes": len(job.nodes),
-        "gpus": job.gpus,
-        "seconds": max(0.0, now.timestamp() - job.start) if job.start else None,
-        "month": _month(job.start) if job.start else None,
+        "started": bool(nodes) and since is not None,
+        "job": key,
+        "user": parts[0].user.encode(errors="replace").decode(),
+        "nodes": len(nodes),
+        "gpus": None if None in gpus else sum(count or 0 for count in gpus),
+        "seconds": max(0.0, until.timestamp() - since) if since else None,
+        "month": _month(since) if since else None,
     }
 
 
@@ -107,7 +121,7 @@ def _row_of_pods(
         "understood": True,
         "started": bool(placed) and since is not None,
         "job": name,
-        "user": str(pods[0]["metadata"].get("namespace", "")),
+        "user": str(pods[0]["metadata"].get("namespace", "")).encode(errors="replace").decode(),
         "nodes": nodes or math.ceil(gpus / options.gpus_per_node),
         "gpus": float(gpus),
         "seconds": max(0.0, (now - since).total_seconds()) if since else None,
@@ -134,16 +148,25 @@ def _helper(pod: Mapping[str, Any]) -> bool:
     return any(owner["kind"] in ("DaemonSet", "Node") for owner in owners)
 
 
-def _gpus(pod: Mapping[str, Any]) -> int:
-    total = 0
+def _over(pod: Mapping[str, Any]) -> bool:
+    """Whether it has ended; a pod that was tried again elsewhere is not on both nodes."""
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+def _limits(pod: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     for container in pod["spec"]["containers"]:
-        limits = (container.get("resources") or {}).get("limits") or {}
-        total += sum(
-            int(amount)
-            for name, amount in limits.items()
-            if name in _GPU_RESOURCES or name.startswith("nvidia.com/mig-")
-        )
-    return total
+        yield from ((container.get("resources") or {}).get("limits") or {}).items()
+
+
+def _has_gpu(pod: Mapping[str, Any]) -> bool:
+    return any(
+        (name in _GPU_RESOURCES or name.startswith("nvidia.com/mig-")) and int(amount) > 0
+        for name, amount in _limits(pod)
+    )
+
+
+def _gpus(pod: Mapping[str, Any]) -> int:
+    return sum(int(amount) for name, amount in _limits(pod) if name in _GPU_RESOURCES)
 
 
 def _month(moment: float) -> str:

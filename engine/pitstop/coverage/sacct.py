@@ -54,7 +54,7 @@ def read_sacct(path: Path, header: str) -> Source:
     nothing = pl.lit(None, pl.Float64)
     return Source(
         "sacct",
-        table(
+        _with_whole_jobs(
             frame.with_columns(
                 pl.col("JobID").alias("job"),
                 (pl.col("User") if "User" in names else pl.lit("")).alias("user"),
@@ -69,6 +69,27 @@ def read_sacct(path: Path, header: str) -> Source:
             )
         ),
     )
+
+
+def _with_whole_jobs(frame: pl.LazyFrame) -> pl.LazyFrame:
+    """Put the parts of a heterogeneous job, `77+0` and `77+1`, together: they run at once."""
+    rows = table(frame)
+    part = pl.col("job").str.contains(r"^\d+\+\d+$") & pl.col("understood")
+    whole = (
+        rows.filter(part)
+        .with_columns(pl.col("job").str.extract(r"^(\d+)\+"))
+        .group_by("job")
+        .agg(
+            pl.col("line", "user", "month").first(),
+            pl.col("understood").all(),
+            pl.col("started").any(),
+            pl.col("nodes").sum(),
+            pl.col("gpus").sum(),
+            pl.col("seconds").max(),
+        )
+        .select(rows.collect_schema().names())
+    )
+    return pl.concat([rows.filter(~part), whole])
 
 
 def _seconds(name: str) -> pl.Expr:

@@ -45,9 +45,11 @@ def read_swf(path: Path, options: Options) -> Source:
         lines(path)
         .filter(~pl.col("line").str.contains(r"^\s*;"))
         .with_columns(pl.col("line").str.extract_all(r"\S+").alias("fields"))
+        # 2, 3 and 4 are parts of a job that has a line of its own.
+        .filter(~status.is_in([2.0, 3.0, 4.0]).fill_null(value=False))
         .with_columns(
             pl.col("fields").list.get(0, null_on_oob=True).alias("job"),
-            pl.col("fields").list.get(11, null_on_oob=True).alias("user"),
+            pl.col("fields").list.get(11, null_on_oob=True).replace("-1", "").alias("user"),
             (width / per_node).ceil().alias("nodes"),
             pl.lit(None, pl.Float64).alias("gpus"),
             seconds.alias("seconds"),

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import polars as pl
 
-from pitstop.coverage.frame import Options, Source, table
+from pitstop.coverage.frame import COLUMNS, Options, Source, table
 from pitstop.model.errors import BadInput
 
 MEANINGS = ("job", "user", "nodes", "gpus", "seconds", "start", "end")
+
+_MORE = "\x1f"
 
 _KNOWN = {
     "job": ("job_id", "jobid", "job", "id"),
@@ -28,8 +30,24 @@ def read_table(path: Path, options: Options) -> Source:
     Raises:
         BadInput: a column that is named is not there, or what is needed cannot be told.
     """
-    raw = pl.scan_csv(path, infer_schema=False, encoding="utf8-lossy", truncate_ragged_lines=True)
-    names = raw.collect_schema().names()
+    names = (
+        pl.scan_csv(
+            path, glob=False, infer_schema=False, encoding="utf8-lossy", truncate_ragged_lines=True
+        )
+        .collect_schema()
+        .names()
+    )
+    raw = pl.scan_csv(
+        path,
+        glob=False,
+        has_header=False,
+        skip_rows=1,
+        # One more than there are: a row that fills it has a comma too many, and is shifted.
+        schema=dict.fromkeys([*names, _MORE], pl.String),
+        encoding="utf8-lossy",
+        truncate_ragged_lines=True,
+        missing_columns="insert",
+    )
     found = _columns(path, names, options)
     assumptions = []
     gpus = _number(found.get("gpus"))
@@ -43,7 +61,7 @@ def read_table(path: Path, options: Options) -> Source:
         seconds = (_epoch(found["end"]) - _epoch(found["start"])).cast(pl.Float64)
     if found.get("start") == "submit_time":
         assumptions.append("jobs began when they were submitted")
-    started = seconds.is_null() | (seconds > 0)
+    started = seconds.is_null() | ~seconds.is_finite() | (seconds > 0)
     frame = raw.with_columns(
         pl.concat_str(pl.all().fill_null(""), separator=",").alias("_line"),
         (pl.col(found["job"]) if "job" in found else _row_number()).alias("_job"),
@@ -57,8 +75,8 @@ def read_table(path: Path, options: Options) -> Source:
             else pl.lit(None, pl.String)
         ).alias("_month"),
         started.alias("_started"),
-        (seconds.is_not_null() & (~started | (nodes > 0))).alias("_understood"),
-    ).select(pl.col("^_.*$").name.map(lambda name: name.removeprefix("_")))
+        (pl.col(_MORE).is_null() & seconds.is_not_null()).alias("_understood"),
+    ).select(pl.col(f"_{name}").alias(name) for name in COLUMNS)
     return Source("csv", table(frame), tuple(assumptions))
 
 

@@ -54,6 +54,11 @@ def asked() -> bool:
     return _request.asked
 
 
+def over() -> None:
+    """From now on a request comes too late: the work is done, and only has to be recorded."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
     """Within this block a request is only noted: the block asks for it where it is safe."""

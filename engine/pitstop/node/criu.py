@@ -177,7 +177,7 @@ def errors(checkpoint: Checkpoint) -> list[str]:
     named = [line.strip() for line in found if not _HARMLESS.search(line)][:20]
     last = [f"CRIU names no error; its log ends: {line}" for line in text.splitlines()[-1:]]
     room = os.statvfs(checkpoint.work)
-    full = room.f_bfree * room.f_frsize < _LOG_ROOM
+    full = room.f_blocks > 0 and room.f_bfree * room.f_frsize < _LOG_ROOM
     return [*([os.strerror(errno.ENOSPC)] if full else []), *(named or last)]
 
 

@@ -237,13 +237,14 @@ class _Launcher:
         """Wait for pid 1's next message, handing signals on; None when it died."""
         while b"\n" not in self.unread:
             # What comes while there is no workload yet waits until there is one.
-            awaited: list[FileIO | Signals] = [self.messages]
+            awaited = select.poll()
+            awaited.register(self.messages, select.POLLIN)
             if self.running:
-                awaited.append(self.signals)
-            ready = select.select(awaited, [], [])[0]
-            if self.signals in ready:
+                awaited.register(self.signals, select.POLLIN)
+            ready = [descriptor for descriptor, _ in awaited.poll()]
+            if self.signals.fileno() in ready:
                 self._forward()
-            if self.messages in ready:
+            if self.messages.fileno() in ready:
                 received = self.messages.read(65536)
                 if not received:
                     return None

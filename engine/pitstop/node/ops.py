@@ -225,7 +225,10 @@ class Operation:
             handler = KINDS.get(str(request["kind"]))
             if handler is None:
                 raise BadInput(self.id, f"this engine has no operation {request['kind']!r}")
-            result = handler(self, dict(request["arguments"]))
+            try:
+                result = handler(self, dict(request["arguments"]))
+            finally:
+                cancelling.over()
         except PitstopError as failure:
             error = failure.to_json()
         except Exception as failure:  # noqa: BLE001  # recorded as the result, with its class

@@ -56,22 +56,24 @@ def json_option(version: Version) -> str:
     return "--json"
 
 
-def in_clean_environment(argv: Sequence[str], conf: str = "") -> list[str]:
-    """Run a command with nothing of its caller's environment but where Slurm's settings are."""
+def in_clean_environment(argv: Sequence[str], conf: str = "", path: str = "") -> list[str]:
+    """Run a command with nothing of its caller's environment but where Slurm is."""
     settings = [f"SLURM_CONF={conf}"] if conf else []
-    path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    usual = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    path = f"PATH={path}:{usual}" if path else f"PATH={usual}"
     return ["env", "-i", path, "LC_ALL=C.UTF-8", *settings, *argv]
 
 
-def show_node(version: Version, node: str) -> tuple[list[str], bool]:
-    """Return the command that shows a node, and whether its answer is JSON.
-
-    scontrol has JSON from 23.02 on.
-    """
+def show_node(version: Version, node: str) -> list[str] | None:
+    """Return the command that shows a node as JSON; None before 23.02, which has none."""
     _check_node(node)
-    if version >= (23, 2):
-        return ["scontrol", "show", "node", node, json_option(version)], True
-    return ["scontrol", "--oneliner", "show", "node", node], False
+    return ["scontrol", "show", "node", node, json_option(version)] if version >= (23, 2) else None
+
+
+def show_node_text(node: str) -> list[str]:
+    """Return the command that shows a node as text."""
+    _check_node(node)
+    return ["scontrol", "--oneliner", "show", "node", node]
 
 
 def show_jobs(version: Version, node: str) -> list[str]:
@@ -81,14 +83,15 @@ def show_jobs(version: Version, node: str) -> list[str]:
     reads the answer has to.
     """
     _check_node(node)
-    return ["squeue", f"--nodelist={node}", json_option(version)]
+    # Without --all, jobs of partitions that are hidden from this user would be missing.
+    return ["squeue", "--all", f"--nodelist={node}", json_option(version)]
 
 
 def show_jobs_text(node: str) -> list[str]:
     """Return the command for a Slurm that was built without JSON."""
     _check_node(node)
     return [
-        *("squeue", "--noheader", "--states=all", "--array", f"--nodelist={node}"),
+        *("squeue", "--all", "--noheader", "--states=all", "--array", f"--nodelist={node}"),
         f"--format={SQUEUE_FORMAT}",
     ]
 

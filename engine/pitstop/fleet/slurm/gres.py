@@ -75,6 +75,20 @@ def tres_gpus(text: str) -> int:
     return sum(_count(amount) for name, amount in found.items() if name.startswith("gres/gpu:"))
 
 
+def requested_gpus(text: str) -> int:
+    """Return the GPUs of a request: `gres:gpu:2`, `gres/gpu:h100:2`, `cpu=8,gres/gpu=2`.
+
+    Raises:
+        ValueError: it is not understood.
+    """
+    total = 0
+    for term in _terms(text) if text not in _NONE else ():
+        if not term.startswith("gres"):
+            continue  # CPUs, memory and licences, in either form
+        total += tres_gpus(term) if "=" in term else gpus(parse_gres(term))
+    return total
+
+
 def _terms(text: str) -> Iterator[str]:
     """Split at the commas outside of parentheses."""
     depth, start = 0, 0
@@ -89,7 +103,8 @@ def _terms(text: str) -> Iterator[str]:
 
 
 def _gres(term: str) -> Gres:
-    found = _TERM.match(term.strip())
+    # Slurm writes (null) for the type of what has none.
+    found = _TERM.match(term.strip().replace(":(null)", ""))
     if found is None:
         raise ValueError(f"{term[:100]!r} is no generic resource")
     # As requested by a job it is led by `gres:` or `gres/`.
@@ -98,7 +113,8 @@ def _gres(term: str) -> Gres:
     count = _count(words.pop()) if len(words) > 1 and _COUNT.match(words[-1]) else None
     if len(words) > 2 or not all(_WORD.match(word) for word in words):
         raise ValueError(f"{term[:100]!r} is no generic resource")
-    indices = _indices(found.group(2) or "")
+    # Of shards and the like it holds other things, and there are no devices to tell apart.
+    indices = _indices(found.group(2) or "") if words[0] == "gpu" else None
     if count is None:
         count = 1
     return Gres(words[0], words[1] if len(words) == 2 else "", count, indices)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from pitstop.fleet.slurm.gres import Gres, gpus, parse_gres, tres_gpus
+from pitstop.fleet.slurm.gres import Gres, gpus, parse_gres, requested_gpus, tres_gpus
 from pitstop.fleet.slurm.hostlist import expand
 from pitstop.fleet.slurm.states import JobState, NodeState, job_state, node_state
 from pitstop.fleet.slurm.values import Amount, duration, instant, minutes, number
@@ -319,6 +319,14 @@ def _job_of_json(data: Mapping[str, Any]) -> SlurmJob:
 
 
 def _gpus_of_json(data: Mapping[str, Any], nodes: int) -> int | None:
+    """Count a job's GPUs; what is not understood there must not cost its node and state."""
+    try:
+        return _count_gpus(data, nodes)
+    except _FieldError:
+        return None
+
+
+def _count_gpus(data: Mapping[str, Any], nodes: int) -> int | None:
     """Count a job's GPUs.
 
     Where AccountingStorageTRES does not name them, the trackable resources hold no GPU though
@@ -340,7 +348,7 @@ def _gpus_of_json(data: Mapping[str, Any], nodes: int) -> int | None:
 
 
 def _requested(data: Mapping[str, Any], field: str) -> int:
-    return _maybe(data, field, lambda value: gpus(parse_gres(_text(value))), 0)
+    return _maybe(data, field, lambda value: requested_gpus(_text(value)), 0)
 
 
 def _gpus_of_text(data: Mapping[str, str]) -> int | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import TypeVar
 
 from pitstop.fleet.scheduler import Claim, Scheduler, Standing, claim_of, mark
 from pitstop.fleet.slurm import commands
@@ -16,7 +18,15 @@ from pitstop.fleet.slurm.records import (
     read_nodes_text,
 )
 from pitstop.fleet.transport import Completed, Transport
-from pitstop.model.errors import BadInput, Refused, TemporaryError
+from pitstop.model.errors import (
+    BadInput,
+    PermanentError,
+    PitstopError,
+    Refused,
+    TemporaryError,
+)
+
+T = TypeVar("T")
 
 TIMEOUT = 60.0
 """Seconds for one command. Big sites answer slowly; one that does not answer says nothing."""
@@ -24,6 +34,7 @@ TIMEOUT = 60.0
 _NO_JSON = ("unrecognized option", "unknown option", "serializer", "plugin", "JSON")
 # What Slurm writes behind the reason of a node that it reboots.
 _REBOOTED = re.compile(r"(?: : reboot (?:issued|complete|timed out))+\Z")
+_NOT_FOUND = 127
 _CLOSED = frozenset({"DRAIN", "FAIL", "POWER_DRAIN"})
 
 
@@ -39,11 +50,13 @@ class Slurm(Scheduler):
     Args:
         transport: the way to that machine.
         conf: where its slurm.conf is, if it is not where Slurm looks.
+        path: the directory of its commands, if they are in none of the usual ones.
     """
 
-    def __init__(self, transport: Transport, conf: str = "") -> None:
+    def __init__(self, transport: Transport, conf: str = "", path: str = "") -> None:
         self._transport = transport
         self._conf = conf
+        self._path = path
         self._version: commands.Version | None = None
         self._has_json = True
 
@@ -72,11 +85,15 @@ class Slurm(Scheduler):
         Raises:
             PitstopError: it cannot be told, or there is none of that name.
         """
-        argv, as_json = commands.show_node(self.version, name)
-        read = read_nodes if as_json else read_nodes_text
-        found = [node for node in read(" ".join(argv), self._run(argv)) if node.name == name]
+        nodes = self._read(
+            commands.show_node(self.version, name),
+            read_nodes,
+            commands.show_node_text(name),
+            read_nodes_text,
+        )
+        found = [node for node in nodes if node.name == name]
         if len(found) != 1:
-            raise NotUnderstood(" ".join(argv), f"it shows {len(found)} nodes named {name}")
+            raise NotUnderstood("scontrol show node", f"it shows {len(found)} nodes named {name}")
         return found[0]
 
     def jobs_on(self, node: str) -> tuple[SlurmJob, ...]:
@@ -92,17 +109,30 @@ class Slurm(Scheduler):
         found, jobs = self.node(node), self.jobs_on(node)
         # DOWN keeps work away as well, whoever or whatever took it down.
         closed = bool(found.state.flags & _CLOSED) or found.state.base in ("DOWN", "ERROR")
+        claim = claim_of(closed, _REBOOTED.sub("", found.reason), run)
+        # Down, as its reboot was to leave it, and Slurm has heard from it since: no process
+        # is older than that.
+        came_back = (
+            claim is Claim.OURS
+            and found.reason.endswith(" : reboot complete")
+            and found.state.base == "DOWN"
+            and found.state.reachable
+        )
         return Standing(
-            claim=claim_of(closed, _REBOOTED.sub("", found.reason), run),
+            claim=claim,
             reason=found.reason,
-            drained=closed and found.state.has_jobs is False and not jobs,
+            drained=(found.state.drained or came_back) and not jobs,
             reachable=found.state.reachable and not found.state.powered_down,
             state=str(found.state),
             jobs=tuple(job.key for job in jobs),
         )
 
     def drain(self, node: str, run: str) -> Standing:
-        """Drain a node with our reason; see `Scheduler.drain`."""
+        """Drain a node with our reason; see `Scheduler.drain`.
+
+        Slurm cannot set a reason only if there is none: a person's, set between our look and
+        our drain, is lost.
+        """
         before = self.look(node, run)
         if before.claim is Claim.NOBODY:
             self._run(commands.update_node(node, "DRAIN", mark(run)))
@@ -110,9 +140,16 @@ class Slurm(Scheduler):
         return before
 
     def give_back(self, node: str, run: str) -> bool:
-        """Resume a node if its reason is ours; see `Scheduler.give_back`."""
-        if self.look(node, run).claim is not Claim.OURS:
+        """Resume a node if its reason is ours; see `Scheduler.give_back`.
+
+        Raises:
+            SlurmRefused: Slurm has no contact with it; it would wait for its jobs for nothing.
+        """
+        found = self.look(node, run)
+        if found.claim is not Claim.OURS:
             return False
+        if not found.reachable:
+            raise SlurmRefused(node, f"Slurm does not reach it: {found.state}", "is slurmd up?")
         self._run(commands.update_node(node, "RESUME"))
         return True
 
@@ -165,17 +202,30 @@ class Slurm(Scheduler):
         self._transport.close()
 
     def _jobs(self, node: str) -> tuple[SlurmJob, ...]:
-        argv = commands.show_jobs(self.version, node)
-        if self._has_json:
+        return self._read(
+            commands.show_jobs(self.version, node),
+            read_jobs,
+            commands.show_jobs_text(node),
+            read_jobs_squeue,
+        )
+
+    def _read(
+        self,
+        argv: list[str] | None,
+        read: Callable[[str, str], tuple[T, ...]],
+        text_argv: list[str],
+        read_text: Callable[[str, str], tuple[T, ...]],
+    ) -> tuple[T, ...]:
+        """Ask for JSON, and for text where this Slurm has none."""
+        if argv is not None and self._has_json:
             completed = self._try(argv)
             if completed.exit_status == 0:
-                return read_jobs(" ".join(argv), _decode(completed.stdout))
+                return read(" ".join(argv), _decode(completed.stdout))
             said = _decode(completed.stderr)
             if not any(words in said for words in _NO_JSON):
                 raise _refused(argv, completed)
             self._has_json = False
-        argv = commands.show_jobs_text(node)
-        return read_jobs_squeue(" ".join(argv), self._run(argv))
+        return read_text(" ".join(text_argv), self._run(text_argv))
 
     def _run(self, argv: list[str]) -> str:
         completed = self._try(argv)
@@ -184,11 +234,15 @@ class Slurm(Scheduler):
         return _decode(completed.stdout)
 
     def _try(self, argv: list[str]) -> Completed:
-        return self._transport.run(commands.in_clean_environment(argv, self._conf), b"", TIMEOUT)
+        return self._transport.run(
+            commands.in_clean_environment(argv, self._conf, self._path), b"", TIMEOUT
+        )
 
 
-def _refused(argv: list[str], completed: Completed) -> SlurmRefused:
+def _refused(argv: list[str], completed: Completed) -> PitstopError:
     said = _decode(completed.stderr).strip() or _decode(completed.stdout).strip()
+    if completed.exit_status == _NOT_FOUND:
+        return PermanentError(argv[0], f"is not there: {said[-300:]}", "where are its commands?")
     return SlurmRefused(
         " ".join(argv), f"exit status {completed.exit_status}: {said[-500:] or 'no words'}"
     )

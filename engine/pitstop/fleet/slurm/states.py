@@ -95,10 +95,15 @@ class NodeState:
 
     @property
     def has_jobs(self) -> bool | None:
-        """Whether jobs hold it; None when that cannot be told."""
+        """Whether jobs hold it; None when that cannot be told.
+
+        Of a node that is down or does not answer Slurm drops the jobs without having seen
+        their processes end.
+        """
         if self.base in ("ALLOCATED", "MIXED") or "COMPLETING" in self.flags:
             return True
-        return None if self.base == UNKNOWN or self.strange else False
+        told = self.base == "IDLE" and self.reachable and not self.strange
+        return False if told else None
 
     @property
     def drained(self) -> bool:
