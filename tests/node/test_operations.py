@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
+from pitstop.images import durable
 from pitstop.model.errors import MaintenanceFailed
 from pitstop.node import execute as execute_module
 from pitstop.node import ops, processes
@@ -194,7 +195,7 @@ class TestEnding:
     def test_a_request_that_comes_when_the_work_is_done_costs_no_result(
         self, engine: Engine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        write = ops.write_json
+        write = durable.write_json
 
         def asked_to_stop_while_writing(path: Path, data: dict[str, Any]) -> None:
             if path.name == "result.json":
