@@ -21,7 +21,13 @@ WATCHER = ("-m", "pitstop.node.main", "lease-watch", RUN)
 
 
 def order(seconds: float = 600, alarm: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {"run": RUN, "controller": "me@there", "seconds": seconds, "alarm": alarm}
+    return {
+        "run": RUN,
+        "controller": "me@there",
+        "node": "gpu1",
+        "seconds": seconds,
+        "alarm": alarm,
+    }
 
 
 def apart(work: Callable[[], object]) -> None:
@@ -61,7 +67,9 @@ def test_silence_raises_the_alarm_once(engine: Engine, lease: Lease, tmp_path: P
     until(lambda: (look(engine) or {}).get("alarm"), "the alarm is noted")
     told = json.loads(alarm.read_text())
     assert (told["run"], told["controller"], told["silent_seconds"]) == (RUN, "me@there", 0.5)
-    assert "pitstop reconcile" in told["message"]
+    # As the site calls it, which is what the command takes; the host may have another name.
+    assert told["node"] == "gpu1"
+    assert told["message"].endswith("pitstop reconcile gpu1")
     found = look(engine)
     assert found is not None
     assert found["lapsed"] and found["alarm"]["failure"] == ""

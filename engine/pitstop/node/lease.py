@@ -45,7 +45,8 @@ class Lease:
         """Begin or renew it, and see that somebody watches it.
 
         Args:
-            order: `seconds`, `controller`, and the site's `alarm` (`model.workload.Action`).
+            order: `seconds`, `controller`, the `node` as the site calls it, and the site's
+                `alarm` (`model.workload.Action`).
             drained: a workload that the run now keeps new work away from.
         """
         make_directory(self._directory)
@@ -55,6 +56,7 @@ class Lease:
             {
                 "run": self.run,
                 "controller": str(order.get("controller", "")),
+                "node": str(order.get("node", "")),
                 "seconds": float(order["seconds"]),
                 "alarm": order.get("alarm"),
                 "drained": sorted({*before.get("drained", ()), drained} - {""}),
@@ -133,13 +135,15 @@ class Lease:
         """Raise the site's alarm, once per lapse, and note how that went."""
         if lease.get("raised") is not None:
             return
+        node = lease.get("node") or os.uname().nodename
         message = {
             "run": self.run,
             "controller": lease["controller"],
             "last_heard": lease["time"],
             "silent_seconds": lease["seconds"],
-            "node": os.uname().nodename,
-            "message": f"nobody looks after run {self.run}; on a controller: pitstop reconcile",
+            "node": node,
+            "message": f"nobody looks after run {self.run}; on a controller: "
+            f"pitstop reconcile {node}",
         }
         text = json.dumps(message, ensure_ascii=False)
         print(text, flush=True)

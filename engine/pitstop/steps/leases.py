@@ -12,6 +12,7 @@ def lease_order(plan: Plan, run: str, controller: str) -> dict[str, Any]:
     policy = plan.policy.lease
     return {
         "run": run,
+        "node": plan.node,
         "controller": controller,
         **policy.model_dump(mode="json", by_alias=True),
     }
