@@ -36,6 +36,7 @@ COMMANDS = {
     ("gate",),
     ("restore",),
     ("images",),
+    ("coverage",),
     ("images", "list"),
     ("images", "verify"),
 }
