@@ -174,6 +174,7 @@ def test_a_truncated_answer_is_an_error(length: int) -> None:
         ('{"jobs": null}', "no list `jobs`"),
         (answer(errors=[{"error": "Protocol authentication error"}]), "authentication"),
         (answer("job"), r"jobs\[0\] is no object"),
+        (answer(last_update="soon"), "squeue --json: last_update: 'soon' is no number"),
     ],
 )
 def test_no_answer_is_never_no_jobs(output: str, named: str) -> None:

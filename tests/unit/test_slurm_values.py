@@ -95,6 +95,7 @@ class TestGres:
             "gpu:a:b:c",
             ":8",
             "gpu:8(IDX:a)",
+            "gpu:2(IDX:3-1)",
             "gpu:८",
             "gpu:8,,gpu:1",
         ],

@@ -67,6 +67,7 @@ def table(frame: pl.LazyFrame) -> pl.LazyFrame:
     """Bring a frame into the form of `COLUMNS`.
 
     What ran is only understood with nodes and a finite time: one `nan` would spoil every sum.
+    What never began may have anything for its size: it is not looked at.
     """
     cast = frame.select([pl.col(name).cast(kind, strict=False) for name, kind in COLUMNS.items()])
     sizes = (
@@ -75,11 +76,7 @@ def table(frame: pl.LazyFrame) -> pl.LazyFrame:
         & (pl.col("seconds") >= 0)
         & (pl.col("gpus").is_null() | pl.col("gpus").is_finite())
     )
-    return (
-        cast.with_columns(
-            pl.col("understood", "started").fill_null(value=False),
-            pl.col("line", "job", "user").fill_null(""),
-        )
-        .with_columns(pl.col("understood") & (~pl.col("started") | sizes.fill_null(value=False)))
-        .select(list(COLUMNS))
-    )
+    return cast.with_columns(
+        pl.col("understood", "started").fill_null(value=False),
+        pl.col("line", "job", "user").fill_null(""),
+    ).with_columns(pl.col("understood") & (~pl.col("started") | sizes.fill_null(value=False)))

@@ -12,8 +12,7 @@ from typing import Any
 import polars as pl
 
 from pitstop.coverage.frame import COLUMNS, Options, Source, table
-from pitstop.fleet.slurm.records import SlurmJob, read_jobs
-from pitstop.fleet.slurm.values import instant
+from pitstop.fleet.slurm.records import SlurmJob, read_queue
 from pitstop.model.errors import BadInput
 
 # Labels by which pods on several nodes are one job, with the value that tells jobs apart.
@@ -38,8 +37,7 @@ def read_squeue(path: Path, now: datetime) -> Source:
         NotUnderstood: it is none.
     """
     text = path.read_text(encoding="utf-8", errors="backslashreplace")
-    jobs = read_jobs(str(path), text)
-    asked = instant(json.loads(text).get("last_update"))
+    jobs, asked = read_queue(str(path), text)
     until = datetime.fromtimestamp(asked, UTC) if asked else now
     groups: dict[str, list[SlurmJob]] = {}
     for job in jobs:

@@ -61,11 +61,7 @@ def read_sacct(path: Path, header: str) -> Source:
                 (_gpus("AllocTRES") if "AllocTRES" in names else nothing).alias("gpus"),
                 start.str.extract(r"^(\d{4}-\d{2})-").alias("month"),
                 (~never).alias("started"),
-                # What never began may have anything for its size: it is not looked at.
-                (
-                    pl.col("whole")
-                    & (never | (pl.col("seconds").is_not_null() & (pl.col("nodes") > 0)))
-                ).alias("understood"),
+                pl.col("whole").alias("understood"),
             )
         ),
     )

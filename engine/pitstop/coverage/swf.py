@@ -54,7 +54,7 @@ def read_swf(path: Path, options: Options) -> Source:
             pl.lit(None, pl.Float64).alias("gpus"),
             seconds.alias("seconds"),
             started.alias("started"),
-            (whole & (~started | (width > 0))).alias("understood"),
+            whole.alias("understood"),
             (
                 pl.from_epoch(began.cast(pl.Int64), time_unit="s").dt.strftime("%Y-%m")
                 if "UnixStartTime" in header

@@ -75,7 +75,7 @@ def read_table(path: Path, options: Options) -> Source:
             else pl.lit(None, pl.String)
         ).alias("_month"),
         started.alias("_started"),
-        (pl.col(_MORE).is_null() & seconds.is_not_null()).alias("_understood"),
+        pl.col(_MORE).is_null().alias("_understood"),
     ).select(pl.col(f"_{name}").alias(name) for name in COLUMNS)
     return Source("csv", table(frame), tuple(assumptions))
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pitstop.fleet.slurm.hostlist import LIMIT
+from pitstop.fleet.slurm.hostlist import numbers, terms
 
 _NONE = frozenset({"", "(null)", "N/A"})
 _TERM = re.compile(r"([^(]+)(?:\((.*)\))?\Z")
 _WORD = re.compile(r"[\w.+-]+\Z", re.ASCII)
 _COUNT = re.compile(r"(\d+)([KMGTP]?)\Z", re.ASCII)
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?\Z", re.ASCII)
 _FACTORS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4, "P": 1024**5}
 
 
@@ -38,7 +37,7 @@ def parse_gres(text: str) -> tuple[Gres, ...]:
     """
     if text in _NONE:
         return ()
-    return tuple(_gres(term) for term in _terms(text))
+    return tuple(_gres(term) for term in terms(text, "()"))
 
 
 def gpus(resources: tuple[Gres, ...]) -> int:
@@ -82,24 +81,11 @@ def requested_gpus(text: str) -> int:
         ValueError: it is not understood.
     """
     total = 0
-    for term in _terms(text) if text not in _NONE else ():
+    for term in terms(text, "()") if text not in _NONE else ():
         if not term.startswith("gres"):
             continue  # CPUs, memory and licences, in either form
         total += tres_gpus(term) if "=" in term else gpus(parse_gres(term))
     return total
-
-
-def _terms(text: str) -> Iterator[str]:
-    """Split at the commas outside of parentheses."""
-    depth, start = 0, 0
-    for position, character in enumerate(text):
-        depth += (character == "(") - (character == ")")
-        if character == "," and depth == 0:
-            yield text[start:position]
-            start = position + 1
-    if depth:
-        raise ValueError(f"{text[:200]!r}: parentheses do not match")
-    yield text[start:]
 
 
 def _gres(term: str) -> Gres:
@@ -129,16 +115,7 @@ def _indices(inside: str) -> tuple[int, ...] | None:
     text = inside.removeprefix("IDX:")
     if text == "N/A":
         return ()
-    result: list[int] = []
-    for part in text.split(","):
-        found = _RANGE.match(part)
-        if found is None:
-            raise ValueError(f"({inside[:100]}) is not understood")
-        first, last = int(found.group(1)), int(found.group(2) or found.group(1))
-        if last - first >= LIMIT:
-            raise ValueError(f"({inside[:100]}) is too long")
-        result.extend(range(first, last + 1))
-    return tuple(result)
+    return tuple(int(number) for number in numbers(text))
 
 
 def _count(text: str) -> int:

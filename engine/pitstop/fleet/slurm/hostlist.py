@@ -24,7 +24,7 @@ def expand(text: str) -> tuple[str, ...]:
     if text.strip() in _NONE:
         return ()
     names: list[str] = []
-    for term in _terms(text.strip()):
+    for term in terms(text.strip(), "[]"):
         for name in _expand_term(term):
             names.append(name)
             if len(names) > LIMIT:
@@ -32,13 +32,15 @@ def expand(text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _terms(text: str) -> Iterator[str]:
-    """Split at the commas outside of brackets."""
+def terms(text: str, brackets: str) -> Iterator[str]:
+    """Split a list at the commas outside of brackets, such as `[]`.
+
+    Raises:
+        ValueError: a bracket is left open, or closes nothing.
+    """
     depth, start = 0, 0
     for position, character in enumerate(text):
-        depth += (character == "[") - (character == "]")
-        if not 0 <= depth <= 1:
-            raise ValueError(f"{text[:200]!r}: brackets do not match")
+        depth += (character == brackets[0]) - (character == brackets[1])
         if character == "," and depth == 0:
             yield text[start:position]
             start = position + 1
@@ -58,20 +60,25 @@ def _expand_term(term: str) -> Iterator[str]:
     if before and not _PLAIN.match(before):
         raise ValueError(f"{term[:200]!r} is no host name")
     tails = tuple(_expand_term(after)) if after else ("",)
-    for number in _numbers(inside):
+    for number in numbers(inside):
         for tail in tails:
             yield f"{before}{number}{tail}"
 
 
-def _numbers(inside: str) -> Iterator[str]:
+def numbers(inside: str) -> Iterator[str]:
+    """Expand `001-004,010`, with the zeros.
+
+    Raises:
+        ValueError: it is no list of ranges, or one is longer than `LIMIT`.
+    """
     for part in inside.split(","):
         found = _RANGE.match(part)
         if found is None:
-            raise ValueError(f"{part[:200]!r} is no range of hosts")
+            raise ValueError(f"{part[:200]!r} is no range")
         first, last = found.group(1), found.group(2) or found.group(1)
         if int(last) < int(first):
             raise ValueError(f"{part[:200]!r} is a range that runs backwards")
         if int(last) - int(first) >= LIMIT:
-            raise ValueError(f"{part[:200]!r} stands for more than {LIMIT} hosts")
+            raise ValueError(f"{part[:200]!r} is longer than {LIMIT}")
         for number in range(int(first), int(last) + 1):
             yield str(number).zfill(len(first))

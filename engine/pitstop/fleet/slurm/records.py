@@ -79,10 +79,7 @@ def read_nodes(command: str, output: str) -> tuple[SlurmNode, ...]:
     Raises:
         NotUnderstood: it is no such answer; the error names the command and the field.
     """
-    return tuple(
-        _record(command, f"nodes[{i}]", node, _node_of_json)
-        for i, node in enumerate(_list(command, output, "nodes"))
-    )
+    return _records(command, _answer(command, output), "nodes", _node_of_json)
 
 
 def read_jobs(command: str, output: str) -> tuple[SlurmJob, ...]:
@@ -91,10 +88,19 @@ def read_jobs(command: str, output: str) -> tuple[SlurmJob, ...]:
     Raises:
         NotUnderstood: it is no such answer; the error names the command and the field.
     """
-    return tuple(
-        _record(command, f"jobs[{i}]", job, _job_of_json)
-        for i, job in enumerate(_list(command, output, "jobs"))
-    )
+    return read_queue(command, output)[0]
+
+
+def read_queue(command: str, output: str) -> tuple[tuple[SlurmJob, ...], int | None]:
+    """Read all jobs of an answer in JSON, and of when it is, in seconds since 1970 if it says so.
+
+    Raises:
+        NotUnderstood: it is no such answer; the error names the command and the field.
+    """
+    answer = _answer(command, output)
+    jobs = _records(command, answer, "jobs", _job_of_json)
+    asked = _record(command, "", answer, lambda data: _maybe(data, "last_update", instant, None))
+    return jobs, asked
 
 
 SQUEUE_FORMAT = "%A|%F|%K|%T|%l|%N|%u|%j"
@@ -196,7 +202,7 @@ def waiting_tasks(text: str) -> int:
 # --- JSON
 
 
-def _list(command: str, output: str, what: str) -> Sequence[Any]:
+def _answer(command: str, output: str) -> Mapping[str, Any]:
     try:
         answer = json.loads(output)
     except ValueError as error:
@@ -205,19 +211,25 @@ def _list(command: str, output: str, what: str) -> Sequence[Any]:
         raise NotUnderstood(command, "its answer is no object")
     if answer.get("errors"):
         raise NotUnderstood(command, f"it reports errors: {str(answer['errors'])[:300]}")
+    return answer
+
+
+def _records(
+    command: str, answer: Mapping[str, Any], what: str, read: Callable[[Mapping[str, Any]], T]
+) -> tuple[T, ...]:
     found = answer.get(what)
     if not isinstance(found, list):
         raise NotUnderstood(command, f"its answer has no list `{what}`")
-    return found
+    return tuple(_record(command, f"{what}[{i}].", data, read) for i, data in enumerate(found))
 
 
 def _record(command: str, where: str, data: Any, read: Callable[[Mapping[str, Any]], T]) -> T:
     if not isinstance(data, dict):
-        raise NotUnderstood(command, f"{where} is no object")
+        raise NotUnderstood(command, f"{where.rstrip('.')} is no object")
     try:
         return read(data)
     except _FieldError as error:
-        raise NotUnderstood(command, f"{where}.{error.field}: {error.cause}") from error
+        raise NotUnderstood(command, f"{where}{error.field}: {error.cause}") from error
 
 
 class _FieldError(Exception):

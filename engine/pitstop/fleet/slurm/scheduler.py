@@ -106,7 +106,10 @@ class Slurm(Scheduler):
 
     def look(self, node: str, run: str) -> Standing:
         """Say how a node stands; see `Scheduler.look`."""
-        found, jobs = self.node(node), self.jobs_on(node)
+        return self._standing(self.node(node), run)
+
+    def _standing(self, found: SlurmNode, run: str) -> Standing:
+        jobs = self.jobs_on(found.name)
         # DOWN keeps work away as well, whoever or whatever took it down.
         closed = bool(found.state.flags & _CLOSED) or found.state.base in ("DOWN", "ERROR")
         claim = claim_of(closed, _REBOOTED.sub("", found.reason), run)
@@ -163,9 +166,10 @@ class Slurm(Scheduler):
             Refused: it is not ours, or not empty.
             PitstopError: it was not done, or is not known to be.
         """
-        if self.node(node).state.reboot:
+        seen = self.node(node)
+        if seen.state.reboot:
             return
-        found = self.look(node, run)
+        found = self._standing(seen, run)
         if found.claim is not Claim.OURS or not found.drained:
             jobs = f", with jobs {', '.join(found.jobs)}" if found.jobs else ""
             raise Refused(
