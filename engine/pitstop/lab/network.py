@@ -11,6 +11,7 @@ import select
 import signal
 import subprocess
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
 
 from pitstop.lab.errors import LabError
 from pitstop.lab.layout import NETNS_DIR, LabRecord, NodeSpec
@@ -59,28 +60,30 @@ def destroy(record: LabRecord) -> None:
     them goes everything else. Nothing is found by name, nor by a pid that could be reused.
     """
     present = [name for name in record.netns_names() if (NETNS_DIR / name).exists()]
-    for name in present:
-        # Until there is none: a process may have started another one meanwhile.
-        while pids := ip(["netns", "pids", name]).split():
-            for pid in pids:
-                _kill(int(pid))
+    # Until there is none: a process may have started another one meanwhile.
+    while pids := [int(pid) for name in present for pid in ip(["netns", "pids", name]).split()]:
+        _kill(pids)
     for name in present:
         ip(["netns", "delete", name])
 
 
-def _kill(pid: int) -> None:
-    """Kill and wait for the end."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        signal.pidfd_send_signal(handle, signal.SIGKILL)
-        wait_for_end(handle)
-    except ProcessLookupError:
-        return
-    finally:
-        os.close(handle)
+def _kill(pids: Sequence[int]) -> None:
+    """Kill and wait for the end.
+
+    All are held before one is killed. Who dies with another leaves its namespace a moment
+    before its end, and would not be found there to be waited for.
+    """
+    with ExitStack() as stack:
+        handles = []
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                handles.append(os.pidfd_open(pid))
+                stack.callback(os.close, handles[-1])
+        for handle in handles:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        for handle in handles:
+            wait_for_end(handle)
 
 
 def wait_for_end(pidfd: int, timeout: float = 10.0) -> None:
