@@ -294,8 +294,14 @@ def test_an_owner_cannot_forge_a_field(key: str, value: str, in_name: bool) -> N
             assert getattr(found, field) == getattr(honest, field), field
 
 
-def squeue_line(job: str = "41", task: str = "N/A", state: str = "RUNNING", name: str = "x") -> str:
-    return f"{job}|40|{task}|{state}|1-00:00:00|a[1-2]|u1|{name}"
+def squeue_line(
+    job: str = "41",
+    task: str = "N/A",
+    state: str = "RUNNING",
+    name: str = "x",
+    reason: str = "None",
+) -> str:
+    return f"{job}|40|{task}|{state}|1-00:00:00|a[1-2]|{reason}|u1|{name}"
 
 
 def test_squeue_without_json() -> None:
@@ -303,8 +309,14 @@ def test_squeue_without_json() -> None:
     first, second, third = read_jobs_squeue("squeue", "\n".join(lines) + "\n")
     assert (first.key, second.key, third.key) == ("41", "40_3", "43")
     assert (first.nodes, first.time_limit, third.waiting) == (("a1", "a2"), 86400, 6)
-    assert (first.gpus, first.requeue) == (None, None)
+    assert (first.gpus, first.requeue, first.reason, first.held) == (None, None, "", False)
     assert read_jobs_squeue("squeue", "") == ()
+
+
+@pytest.mark.parametrize("reason", ["JobHeldUser", "JobHeldAdmin"])
+def test_a_job_that_is_held(reason: str) -> None:
+    [found] = read_jobs_squeue("squeue", squeue_line(state="PENDING", reason=reason))
+    assert (found.held, found.state.holds_node) == (True, False)
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=40))

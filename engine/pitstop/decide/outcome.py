@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from pitstop.decide.attempts import WITHOUT_CONTACT, standing
+from pitstop.decide.job_outcome import job_result
 from pitstop.model.errors import DeadlineExceeded, EndedInDump, Interrupted
 from pitstop.model.event import Event
 from pitstop.model.plan import Plan, WorkloadPlan
@@ -34,8 +35,16 @@ def result_of(plan: Plan, run: str, events: Sequence[Event]) -> RunResult:
         node_state="quarantined" if quarantined and not lifted else "in-service",
         ended=ended is not None,
         cause=str(ended.data.get("cause", "")) if ended else "the run has not ended",
-        workloads=tuple(_workload(w, events) for w in plan.workloads),
+        workloads=(
+            *(_workload(w, events) for w in plan.workloads),
+            *(job_result(job, scheduler_node(plan), events) for job in plan.jobs),
+        ),
     )
+
+
+def scheduler_node(plan: Plan) -> str:
+    """Return what the scheduler calls the node."""
+    return plan.scheduler.node if plan.scheduler else plan.node
 
 
 def _workload(plan: WorkloadPlan, events: Sequence[Event]) -> WorkloadResult:

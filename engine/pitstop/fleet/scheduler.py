@@ -39,6 +39,43 @@ class Standing:
     jobs: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as its scheduler sees it.
+
+    Attributes:
+        number: what commands take; for all parts of it, where it has several.
+        key: what people call it by.
+        nodes: all machines that any part of it sits on; none while it waits.
+        gpus: all that it holds; None when the scheduler does not say.
+        active: processes of it may be on its nodes.
+        running: all of it runs, and nobody is ending it.
+        waiting: all of it is in the queue, and nothing of it on a node.
+        held: somebody keeps it from starting.
+        over: it has ended, whichever way, and does not start again. One that is none of
+            these is on its way from one to another.
+        ends: when its time is up, in seconds since 1970; None without a limit, or when it
+            is not known.
+        requeue: it may be put back into the queue; None when the scheduler does not say.
+        state: in the scheduler's words.
+    """
+
+    number: int
+    key: str
+    name: str
+    user: str
+    nodes: tuple[str, ...]
+    gpus: int | None
+    active: bool
+    running: bool
+    waiting: bool
+    held: bool
+    over: bool
+    ends: int | None
+    requeue: bool | None
+    state: str
+
+
 class Scheduler(ABC):
     """A scheduler, for the nodes of one site."""
 
@@ -65,6 +102,58 @@ class Scheduler(ABC):
         Raises:
             PitstopError: it was not done, or is not known to be.
         """
+
+    @abstractmethod
+    def jobs(self, node: str) -> tuple[Job, ...]:
+        """Return the jobs that hold a node, or may, each with all its machines.
+
+        Raises:
+            PitstopError: it cannot be told.
+        """
+
+    @abstractmethod
+    def job(self, number: int) -> Job | None:
+        """Return a job; None when the scheduler does not know it (any more).
+
+        Raises:
+            PitstopError: it cannot be told.
+        """
+
+    @abstractmethod
+    def signal(self, number: int, signal: str, batch: bool) -> None:
+        """Signal a job: its steps, or its batch script alone.
+
+        Raises:
+            PitstopError: it was not done, or is not known to be.
+        """
+
+    @abstractmethod
+    def requeue(self, number: int) -> None:
+        """Put a job back into the queue, all of it, held.
+
+        Raises:
+            PitstopError: it was not done, or is not known to be.
+        """
+
+    @abstractmethod
+    def hold(self, number: int) -> None:
+        """Keep a job that waits from starting.
+
+        Raises:
+            PitstopError: it was not done, or is not known to be.
+        """
+
+    @abstractmethod
+    def release(self, number: int, avoid: str = "", only: str = "") -> None:
+        """Let a held job start: not on one node, or on one node only, or anywhere.
+
+        Raises:
+            PitstopError: it was not done, or is not known to be.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the connection back."""
 
 
 def mark(run: str) -> str:

@@ -3,6 +3,7 @@
 PitstopError
 ├── BadInput          exit 2: a file, a flag or a request is wrong; nothing was touched
 ├── Refused           exit 3: a gate or a policy says no; nothing was touched
+│   └── NotDrained         a node is not, or no longer, closed and empty
 ├── TemporaryError    exit 1: trying again may help
 │   ├── NodeUnreachable
 │   ├── ConnectionLost     the command may or may not have run: ask the node
@@ -92,6 +93,12 @@ class Refused(PitstopError):
 
     code = "refused"
     exit_code = 3
+
+
+class NotDrained(Refused):
+    """A node is not, or no longer, closed to new work and empty; no maintenance has begun."""
+
+    code = "not_drained"
 
 
 class TemporaryError(PitstopError):

@@ -7,9 +7,11 @@ from typing import Any, Literal
 from pydantic import Field
 
 from pitstop.model.base import Model, Name
+from pitstop.model.jobs import JobPlan
 from pitstop.model.plain import digest_of
 from pitstop.model.runbook import RunbookStep
 from pitstop.model.site import Node, SitePolicy
+from pitstop.model.slurm import SlurmSpec
 from pitstop.model.words import Shape, Strategy
 from pitstop.model.workload import Workload
 
@@ -49,10 +51,29 @@ class WorkloadPlan(Model):
     blockers: tuple[dict[str, Any], ...] = ()
 
 
+class SchedulerPlan(Model):
+    """The node as its scheduler saw it at planning, and what is on it.
+
+    Attributes:
+        node: what the scheduler calls it.
+        claim: who kept new work away from it: `nobody`, `ours` or `foreign`.
+        reason: as it was written there.
+        state: in the scheduler's words.
+    """
+
+    spec: SlurmSpec
+    node: str
+    claim: str
+    reason: str
+    state: str
+    jobs: tuple[JobPlan, ...] = ()
+
+
 class Plan(Model):
     """A rendered runbook for one node, with one strategy per workload.
 
     Attributes:
+        scheduler: None where the site declares none.
         go: whether the run may start; `no_go` says why not.
         boot_id: of the node at planning.
     """
@@ -67,6 +88,7 @@ class Plan(Model):
     boot_id: str
     runbook: RunbookRef
     workloads: tuple[WorkloadPlan, ...]
+    scheduler: SchedulerPlan | None = None
     go: bool
     no_go: tuple[str, ...] = ()
 
@@ -74,6 +96,15 @@ class Plan(Model):
     def digest(self) -> str:
         """The digest that approvals and runs bind to."""
         return digest_of(self.model_dump(mode="json", by_alias=True))
+
+    @property
+    def jobs(self) -> tuple[JobPlan, ...]:
+        """The scheduler's jobs on the node."""
+        return self.scheduler.jobs if self.scheduler else ()
+
+    def job(self, name: str) -> JobPlan | None:
+        """Return one job's plan; None when the name is of no job."""
+        return next((job for job in self.jobs if job.name == name), None)
 
     def workload(self, name: str) -> WorkloadPlan:
         """Return one workload's plan.

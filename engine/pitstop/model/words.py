@@ -18,6 +18,9 @@ class Strategy(StrEnum):
 
     RESTORE = "checkpoint-restore"
     COLD_START = "cold-start"
+    APPLICATION = "application-level"
+    WAIT = "wait"
+    REQUEUE = "requeue"
     LEAVE = "leave"
     REFUSE = "refuse"
 
@@ -38,7 +41,9 @@ class Verb(StrEnum):
 
     PRECHECK = "precheck"
     DRAIN = "drain"
+    SIGNAL = "signal"
     CHECKPOINT = "checkpoint"
+    REQUEUE = "requeue"
     STOP = "stop"
     WAIT = "wait"
     MAINTAIN = "maintain"
@@ -48,6 +53,7 @@ class Verb(StrEnum):
     RESTORE = "restore"
     COLD_START = "cold_start"
     RETURN_TO_SERVICE = "return_to_service"
+    RELEASE = "release"
     QUARANTINE = "quarantine"
 
 

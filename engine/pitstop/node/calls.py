@@ -164,6 +164,58 @@ def _holder(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {"holder": WorkloadState(state, str(arguments["workload"])).holder()}
 
 
+def _workload(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Say how the newest start of a workload went, on whichever node it was."""
+    from pitstop.node.parking import is_parked
+    from pitstop.node.record import WorkloadState
+
+    files = WorkloadState(state, str(arguments["workload"]))
+    record = files.record()
+    return {
+        "running": files.running(),
+        "parked": is_parked(files),
+        "phase": record.phase.value,
+        "generation": record.generation,
+        "how": record.how,
+        "cause": record.cause,
+        "started": record.started,
+        "start_seconds": record.start_seconds,
+        "ended": record.ended,
+        "holder": files.holder(),
+    }
+
+
+def _launched(state: StateDir, _arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """List what runs here under a launcher, with the scheduler's job that it is part of."""
+    from pitstop.node.record import launched_here
+
+    found = [{"workload": r.workload, "job": r.job} for r in launched_here(state)]
+    return {"launched": found}
+
+
+def _stat(_state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    import time
+
+    from pitstop.node.files import size_and_time
+
+    return {"now": time.time(), "file": size_and_time(str(arguments["path"]))}
+
+
+def _images_forget(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Remove a checkpoint whose workload its owner has ended, and end the run's hold."""
+    from pitstop.images.store import Store
+    from pitstop.node.record import WorkloadState
+
+    files = WorkloadState(state, str(arguments["workload"]))
+    store = Store(state.images(files.name))
+    checkpoint = str(arguments["checkpoint"])
+    removed = [c for c in store.all() if c.id == checkpoint]
+    for found in removed:
+        store.discard(found)
+    files.release(str(arguments["run"]))
+    return {"removed": [c.id for c in removed]}
+
+
 def _images_verify(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
     from pitstop.images.listing import verify_images
 
@@ -200,7 +252,11 @@ CALLS: dict[str, Call] = {
     "unquarantine": _unquarantine,
     "images.list": _images_list,
     "images.newest": _images_newest,
+    "images.forget": _images_forget,
     "images.verify": _images_verify,
+    "launched": _launched,
+    "stat": _stat,
+    "workload": _workload,
     "holder": _holder,
     "doctor": _doctor,
 }

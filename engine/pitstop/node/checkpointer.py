@@ -23,6 +23,7 @@ from pitstop.node import answers, blockers, cancelling, criu, processes, subject
 from pitstop.node.clock import now, running_seconds
 from pitstop.node.inventory import take_fingerprint
 from pitstop.node.locks import Lock, held, wait_until_free
+from pitstop.node.parking import STAY
 from pitstop.node.paths import StateDir, boot_id
 from pitstop.node.record import WorkloadState
 from pitstop.node.settle import disprove_checkpoints, settle_checkpoints
@@ -40,6 +41,7 @@ class Order:
     Attributes:
         checkpoint: its name, chosen by the caller so that asking twice names one thing.
         deadline: seconds CRIU may take until the images are complete.
+        stay: its launcher is to wait afterwards, see `pitstop.node.parking`.
     """
 
     workload: str
@@ -54,6 +56,7 @@ class Order:
     pid_file: str | None = None
     launch_digest: str = ""
     deadline: float = 3600.0
+    stay: bool = False
 
 
 def take(state: StateDir, order: Order) -> dict[str, Any]:
@@ -181,7 +184,7 @@ class _Checkpointer:
                 options=tuple(options),
                 launch_digest=self.order.launch_digest,
                 logs=tuple(
-                    LogLength(path=str(path), length=path.stat().st_size)
+                    LogLength(path=str(path.resolve()), length=path.stat().st_size)
                     for path in self.files.log_paths()
                     if path.exists()
                 ),
@@ -202,6 +205,7 @@ class _Checkpointer:
                     "run": self.order.run,
                     "boot_id": boot_id(),
                     "root": {"pid": subject_.root.pid, "start": subject_.root.start},
+                    STAY: self.order.stay,
                 },
             )
             return True

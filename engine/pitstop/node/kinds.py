@@ -60,6 +60,25 @@ def _drain(operation: Operation, arguments: dict[str, Any]) -> dict[str, Any]:
     return wait_idle(drain["in_flight"], float(drain["deadline"]), float(drain["interval"]))
 
 
+def _wait_file(_operation: Operation, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Wait until an application has written its own checkpoint."""
+    from pitstop.node.files import wait_complete
+
+    return wait_complete(
+        str(arguments["path"]),
+        float(arguments["since"]),
+        float(arguments["quiet"]),
+        float(arguments["deadline"]),
+    )
+
+
+def _bring_back(operation: Operation, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Have a launcher that waits bring its workload back."""
+    from pitstop.node.parking import bring_back
+
+    return bring_back(operation.state, arguments)
+
+
 def _action(operation: Operation, arguments: dict[str, Any]) -> dict[str, Any]:
     from pitstop.node.execute import action
 
@@ -112,10 +131,12 @@ KINDS: dict[str, Handler] = {
         "restore": _restore,
         "cold-start": _cold_start,
         "stop": _stop,
+        "bring-back": _bring_back,
         "drain": _drain,
         "action": _action,
         "execute": _execute,
         "wait-end": _wait_end,
+        "wait-file": _wait_file,
         "reboot": _reboot,
     }.items()
 }

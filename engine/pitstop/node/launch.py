@@ -2,7 +2,7 @@
 
 It starts the workload in its own PID and mount namespace, from a checkpoint where a valid
 one exists and else from its command, passes signals on, and ends with the workload's exit
-status. While it lives it holds the workload's lock; when it dies, the kernel ends the whole
+status. While the workload lives it holds its lock; when it dies, the kernel ends the whole
 workload with it.
 """
 
@@ -14,7 +14,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -29,11 +29,15 @@ from pitstop.model.errors import (
 from pitstop.node import kernel, nsinit
 from pitstop.node.clock import now, running_seconds
 from pitstop.node.locks import Lock
+from pitstop.node.parking import Parked, told_to_stay
 from pitstop.node.paths import StateDir, boot_id
 from pitstop.node.record import Phase, Record, WorkloadState
 from pitstop.node.signals import Signals
 
 Start = Literal["auto", "restore", "cold"]
+
+HOLD_INTERVAL = 2.0
+"""Seconds between looks at a hold: what other nodes write to shared storage sends no event."""
 
 CHECKPOINTED = 0
 """Exit status of the launcher when its workload was ended by a checkpoint: a supervisor that
@@ -51,6 +55,7 @@ class Request:
         run: the run on whose behalf this start happens.
         begun: seconds since boot when somebody set out to start it; default now.
         gated: the gate was asked a moment ago by the run; do not ask it again.
+        job: the scheduler's number of the job that this is part of; empty without one.
         report: descriptor for one JSON line once the workload runs or could not be started.
     """
 
@@ -63,6 +68,7 @@ class Request:
     run: str = ""
     deny_io_uring: bool = False
     gated: bool = False
+    job: str = ""
     begun: float | None = None
     report: int | None = None
 
@@ -74,20 +80,48 @@ def launch(request: Request, state: StateDir) -> int:
         Refused: another copy lives, or another run holds the workload.
         PitstopError: it could not be started.
     """
-    files = WorkloadState(state, request.workload)
-    lock = Lock(files.lock_path)
-    if not lock.try_acquire():
-        refusal = Refused(request.workload, "a copy of it runs already on this node")
-        _report(request, {"failed": refusal.to_json()})
-        raise refusal
+    signals = Signals(nsinit.FORWARDED)
+    parked: Parked | None = None
+    while True:
+        status, stays = _launch_once(request, state, signals, parked)
+        if stays is None:
+            return status
+        parked = stays
+        order = parked.wait(signals)
+        if isinstance(order, int):
+            _end_by(order)
+            return 128 + order  # where that signal does not end a process
+        request = _obeying(request, order)
+
+
+def _obeying(request: Request, order: Mapping[str, Any]) -> Request:
     try:
-        holder = files.holder()
-        if holder not in ("", request.run):
-            raise Refused(
-                request.workload,
-                f"held by run {holder} until its maintenance is over",
-                f"pitstop resume {holder}",
-            )
+        report = os.open(str(order["reply"]), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        report = None  # who gave the order is gone; it is obeyed all the same
+    return replace(
+        request,
+        start="auto",
+        checkpoint=str(order["checkpoint"]),
+        run=str(order["run"]),
+        begun=float(order["begun"]),
+        report=report,
+    )
+
+
+def _launch_once(
+    request: Request, state: StateDir, signals: Signals, parked: Parked | None
+) -> tuple[int, Parked | None]:
+    """Run it to its end; return the exit status, or that the launcher is to stay."""
+    files = WorkloadState(state, request.workload)
+    try:
+        lock = _take(request, files, signals)
+    except PitstopError as error:
+        _report(request, {"failed": error.to_json()})
+        raise
+    if parked is not None:
+        parked.end()
+    try:
         _settle(files, state)
         files.update(
             phase=Phase.STARTING,
@@ -95,7 +129,10 @@ def launch(request: Request, state: StateDir) -> int:
             how="cold" if request.start == "cold" else "restored",
             launcher_pid=os.getpid(),
         )
-        return _Launcher(request, state, files).run()
+        status = _Launcher(request, state, files, signals).run()
+        stays = status == CHECKPOINTED and _saved(files) and told_to_stay(files, state)
+        # Before the workload's lock is given back: whoever waits for that finds it parked.
+        return status, (Parked(files) if stays else None)
     except PitstopError as error:
         _report(request, {"failed": error.to_json()})
         raise
@@ -106,6 +143,47 @@ def launch(request: Request, state: StateDir) -> int:
     finally:
         _ended(files)
         lock.release()
+
+
+def _saved(files: WorkloadState) -> bool:
+    """Whether it was ended the way a checkpoint ends it, and not by itself."""
+    return files.record().ended.get("signal") == signal.SIGKILL
+
+
+def _take(request: Request, files: WorkloadState, signals: Signals) -> Lock:
+    """Take the workload's lock. While another run holds the workload, a scheduler's job waits.
+
+    Such a job was put back into the queue by its scheduler when its node died in the middle of
+    a maintenance. To fail would lose it.
+
+    Raises:
+        Refused: another copy lives, or another run holds the workload.
+    """
+    lock = Lock(files.lock_path)
+    while True:
+        if not lock.try_acquire():
+            raise Refused(request.workload, "a copy of it runs already")
+        holder = files.holder()
+        if holder in ("", request.run):
+            return lock
+        lock.release()
+        if not request.job:
+            raise Refused(
+                request.workload,
+                f"held by run {holder} until its maintenance is over",
+                f"pitstop resume {holder}",
+            )
+        print(f"pitstop: waits: held by run {holder}", file=sys.stderr, flush=True)
+        _wait_for_signal(signals, HOLD_INTERVAL)
+
+
+def _wait_for_signal(signals: Signals, seconds: float) -> None:
+    awaited = select.poll()
+    awaited.register(signals, select.POLLIN)
+    awaited.poll(seconds * 1000)
+    for number in signals.take():
+        if number in signals.ENDING:
+            _end_by(number)
 
 
 def _ended(files: WorkloadState) -> None:
@@ -127,11 +205,13 @@ def _settle(files: WorkloadState, state: StateDir) -> None:
 
 
 class _Launcher:
-    def __init__(self, request: Request, state: StateDir, files: WorkloadState) -> None:
+    def __init__(
+        self, request: Request, state: StateDir, files: WorkloadState, signals: Signals
+    ) -> None:
         self.request = request
         self.state = state
         self.files = files
-        self.signals = Signals(nsinit.FORWARDED)
+        self.signals = signals
         self.init_pid = 0
         self.messages: FileIO
         self.unread = b""
@@ -197,6 +277,7 @@ class _Launcher:
             started_running=self.begun,
             launcher_pid=os.getpid(),
             cold_start_seconds=before.cold_start_seconds,
+            job=self.request.job,
         )
         # A cold start makes every earlier checkpoint stale, so that is on disk before it
         # happens. A restore does the same at CRIU's last question (Restorer.consume).
@@ -208,7 +289,10 @@ class _Launcher:
             raise self._failure(how, message)
         self.running = True
         self.files.update(
-            phase=Phase.RUNNING, init_pid=self.init_pid, root_pid=int(message["running"])
+            phase=Phase.RUNNING,
+            init_pid=self.init_pid,
+            root_pid=int(message["running"]),
+            start_seconds=round(running_seconds() - self.begun, 6),
         )
         _report(self.request, {"running": True, "how": how, "cause": cause})
 

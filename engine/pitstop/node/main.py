@@ -114,6 +114,7 @@ def _launch(arguments: argparse.Namespace) -> int:
         run=arguments.run,
         deny_io_uring=arguments.deny_io_uring,
         gated=arguments.gated,
+        job=os.environ.get("SLURM_JOB_ID", ""),
         begun=arguments.begun,
         report=arguments.report_fd,
     )

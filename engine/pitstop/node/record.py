@@ -37,6 +37,8 @@ class Record:
         started: wall clock; `started_running`: seconds since boot.
         init_pid: of the workload's PID namespace, as the node sees it.
         root_pid: of the workload's first process inside that namespace.
+        start_seconds: from when somebody set out to start it until its processes ran.
+        job: the scheduler's number of the job that it runs in; empty without one.
         ended: `{"exit": n}` or `{"signal": n}` once it has ended.
     """
 
@@ -55,6 +57,8 @@ class Record:
     root_pid: int = 0
     ended: dict[str, int] = field(default_factory=dict)
     cold_start_seconds: float | None = None
+    start_seconds: float | None = None
+    job: str = ""
 
 
 class WorkloadState:
@@ -115,3 +119,15 @@ class WorkloadState:
     def log_paths(self) -> tuple[Path, Path]:
         """The files that stdout and stderr of the workload go to."""
         return self.stdout, self.stderr
+
+
+def launched_here(state: StateDir) -> list[Record]:
+    """Return what runs under a launcher in this boot of this node.
+
+    The directory may be shared: what another node runs is not listed.
+    """
+    directory = state.root / "workloads"
+    names = sorted(entry.name for entry in directory.iterdir()) if directory.exists() else []
+    running = [files for name in names if (files := WorkloadState(state, name)).running()]
+    records = [files.record() for files in running]
+    return [r for r in records if r.phase is Phase.RUNNING and r.boot_id == boot_id()]

@@ -114,9 +114,11 @@ class Restorer:
         What was written after it is kept beside the log: it happened, though the restored
         process knows nothing of it.
         """
+        # Another node may reach the same directory by another path.
+        ours = [path.resolve() for path in self._files.log_paths()]
         for log in self._verified().logs:
             path = Path(log.path)
-            if path not in self._files.log_paths():
+            if path.resolve() not in ours:
                 continue
             # Made if it was rotated away, with the mode that CRIU will ask for.
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

@@ -16,6 +16,9 @@ from types import FrameType
 class Signals:
     """Signals of this process from now on; one such object a process."""
 
+    ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP})
+    """What asks a process to end."""
+
     def __init__(self, numbers: Iterable[int]) -> None:
         """Take these, but for what is ignored already (nohup, a script's background)."""
         self._reader, self._writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pitstop.model.errors import Busy, WorkloadGone
 from pitstop.node import processes
+from pitstop.node.paths import boot_id
 from pitstop.node.processes import Identity
 from pitstop.node.record import Phase, WorkloadState
 
@@ -50,6 +51,9 @@ def find(files: WorkloadState, pid_file: str | None) -> Subject:
     if files.running():
         if record.phase is not Phase.RUNNING:
             raise Busy(files.name, f"its launcher is still {record.phase.value} it")
+        if record.boot_id != boot_id():
+            # The lock is held, so it runs; and in this boot of this node it does not.
+            raise WorkloadGone(files.name, "it runs on another node that shares its directory")
         return _launched(files, record.init_pid, record.root_pid)
     return find_by_pid_file(files, pid_file)
 

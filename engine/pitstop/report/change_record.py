@@ -145,7 +145,7 @@ def _came_true(predicted: GateReport, report: Report) -> bool:
 
 
 def _timeline(plan: Plan, events: Sequence[Event]) -> Timeline | None:
-    running = [w.name for w in plan.workloads if w.running]
+    running = [w.name for w in plan.workloads if w.running] + [job.name for job in plan.jobs]
     return timeline(plan.node, running, events)
 
 

@@ -19,6 +19,9 @@ _NAMED = 3
 _INTENT = {
     Strategy.RESTORE: ("is checkpointed and restored", "are checkpointed and restored"),
     Strategy.COLD_START: ("is stopped and cold-started", "are stopped and cold-started"),
+    Strategy.APPLICATION: ("saves itself and is requeued", "save themselves and are requeued"),
+    Strategy.WAIT: ("is waited for", "are waited for"),
+    Strategy.REQUEUE: ("is requeued and starts over", "are requeued and start over"),
     Strategy.LEAVE: ("is left as it is", "are left as they are"),
 }
 
@@ -47,7 +50,7 @@ def plan_headline(plan: Plan) -> str:
         return f"{plan.node} will not be touched: a run of this plan would be refused."
     parts = []
     for strategy, words in _INTENT.items():
-        group = [w.name for w in plan.workloads if w.strategy is strategy]
+        group = [w.name for w in (*plan.workloads, *plan.jobs) if w.strategy is strategy]
         if group:
             who = f"{len(group)} workloads" if len(group) > _NAMED else " and ".join(group)
             parts.append(f"{who} {words[len(group) > 1]}")

@@ -68,6 +68,16 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
                 "description": workload.spec.description,
             }
             for workload in plan.workloads
+        ]
+        + [
+            {
+                "name": job.name,
+                "shape": job.shape.value,
+                "strategy": job.strategy.value,
+                "reason": job.reason,
+                "description": job.title,
+            }
+            for job in plan.jobs
         ],
     }
 

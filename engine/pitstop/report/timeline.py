@@ -25,6 +25,9 @@ BarKind = Literal[
     "checkpoint",
     "stop",
     "wait",
+    "signal",
+    "requeue",
+    "release",
     "gate",
     "restore",
     "cold_start",
@@ -42,6 +45,9 @@ _STEP_KINDS: dict[str, BarKind] = {
     "checkpoint": "checkpoint",
     "stop": "stop",
     "wait": "wait",
+    "signal": "signal",
+    "requeue": "requeue",
+    "release": "release",
     "gate": "gate",
     "restore": "restore",
     "cold_start": "cold_start",
@@ -236,7 +242,9 @@ def _states(steps: Sequence[Bar], span: float) -> tuple[Bar, ...]:
             change(bar.start, "draining")
         elif bar.kind == "checkpoint" and state in ("serving", "draining") and not bar.failed:
             change(bar.start, "frozen")
-        elif bar.kind == "stop" and not bar.failed:
+        elif (bar.kind == "stop" and not bar.failed) or (
+            bar.kind == "requeue" and not bar.failed and state == "serving"
+        ):
             change(bar.start, "stopped")
         elif bar.kind == "wait" and not bar.failed and not bar.open:
             change(bar.end, "stopped")
@@ -254,7 +262,7 @@ def _serves_after(bar: Bar, state: BarKind) -> bool:
     if bar.failed or bar.open:
         return False
     reopened = bar.kind == "return_to_service" and state == "draining"
-    return reopened or bar.kind in ("restore", "cold_start")
+    return reopened or bar.kind in ("restore", "cold_start", "release")
 
 
 def _ticks(span: float) -> tuple[Tick, ...]:

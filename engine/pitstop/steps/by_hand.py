@@ -12,8 +12,8 @@ from pitstop.model.words import Verb
 from pitstop.model.workload import Workload
 from pitstop.steps.context import Progress
 from pitstop.steps.runs import new_run_id
+from pitstop.steps.saving import CHECKPOINT_DEADLINE, SLACK, checkpoint_id
 from pitstop.steps.specs import bring_up_arguments, checkpoint_arguments, plain
-from pitstop.steps.verbs import CHECKPOINT_DEADLINE, SLACK
 
 
 def start_by_hand(
@@ -31,7 +31,9 @@ def checkpoint_by_hand(
     return node.operate(
         f"{run}.{name}.{Verb.CHECKPOINT.value}",
         "checkpoint",
-        checkpoint_arguments(name, spec, run, f"{name}.{run}", node.name, site.policy.tolerate),
+        checkpoint_arguments(
+            name, spec, run, checkpoint_id(name, run, 1), node.name, site.policy.tolerate
+        ),
         CHECKPOINT_DEADLINE + SLACK,
         progress,
     )

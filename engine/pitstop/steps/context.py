@@ -11,10 +11,14 @@ from typing import Any
 
 from pitstop.decide.attempts import Standing, standing
 from pitstop.fleet.node import RemoteNode
+from pitstop.fleet.scheduler import Scheduler
+from pitstop.fleet.schedulers import open_scheduler
 from pitstop.journal.store import Journal
+from pitstop.model.errors import PermanentError
 from pitstop.model.event import Event
 from pitstop.model.plan import Plan, WorkloadPlan
 from pitstop.model.site import Retry
+from pitstop.model.slurm import SlurmSpec
 from pitstop.model.words import Verb
 from pitstop.steps.leases import lease_order
 
@@ -46,11 +50,37 @@ class RunContext:
         self._events: tuple[Event, ...] = ()
         order = lease_order(self.plan, run, self.actor)
         self.node = node(self.plan.node, self.plan.node_spec, lease=order)
+        self._scheduler: Scheduler | None = None
 
     def close(self) -> None:
-        """Give connection and database back."""
+        """Give connections and database back."""
+        if self._scheduler is not None:
+            self._scheduler.close()
         self.node.close()
         self.journal.close()
+
+    @property
+    def scheduler_spec(self) -> SlurmSpec:
+        """The site's scheduler, as it was planned with.
+
+        Raises:
+            PermanentError: the plan knows of none.
+        """
+        if self.plan.scheduler is None:
+            raise PermanentError(self.plan.node, "the site declares no scheduler")
+        return self.plan.scheduler.spec
+
+    @property
+    def scheduler_node(self) -> str:
+        """What the scheduler calls this run's node."""
+        return self.scheduler_spec.name_of(self.plan.node)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The site's scheduler, connected to when it is first asked."""
+        if self._scheduler is None:
+            self._scheduler = open_scheduler(self.scheduler_spec)
+        return self._scheduler
 
     @property
     def directory(self) -> Path:
@@ -102,6 +132,24 @@ class RunContext:
             subject,
             data={"topic": topic, "choice": choice, "cause": cause, **data},
         )
+
+    def note(self, subject: str, topic: str, verb: Verb, **data: Any) -> None:
+        """Record what must be known after a crash, before it is acted on."""
+        self.journal.append(
+            self.run,
+            "note",
+            self.actor,
+            subject,
+            verb=verb.value,
+            data={"topic": topic, **data},
+        )
+
+    def noted(self, subject: str, topic: str) -> dict[str, Any] | None:
+        """Return what was recorded under a topic; None when nothing was."""
+        for event in self.events():
+            if (event.kind, event.subject, event.data.get("topic")) == ("note", subject, topic):
+                return dict(event.data)
+        return None
 
 
 def default_actor() -> str:

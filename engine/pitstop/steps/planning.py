@@ -17,6 +17,8 @@ from pitstop.model.site import Site
 from pitstop.model.words import Strategy
 from pitstop.model.workload import Workload
 from pitstop.report.runbook import bind, parse_runbook
+from pitstop.steps.job_planning import no_go as no_go_of_jobs
+from pitstop.steps.job_planning import plan_scheduler
 from pitstop.steps.specs import inspect_argument
 
 
@@ -40,12 +42,13 @@ def make_plan(
         found = node.call(
             "inspect", workloads={n: inspect_argument(w) for n, w in declared.items()}
         )
+        scheduler = plan_scheduler(site, site.scheduler, node, changes) if site.scheduler else None
     finally:
         node.close()
     workloads = tuple(
         _plan_workload(n, w, found["workloads"][n], changes, site) for n, w in declared.items()
     )
-    no_go = tuple(_no_go(found, workloads))
+    no_go = (*_no_go(found, workloads), *(no_go_of_jobs(scheduler) if scheduler else ()))
     return Plan(
         site=site.name,
         policy=site.policy,
@@ -56,6 +59,7 @@ def make_plan(
         boot_id=found["boot_id"],
         runbook=runbook.ref(maintenance.runbook).model_copy(update={"changes": changes}),
         workloads=workloads,
+        scheduler=scheduler,
         go=not no_go,
         no_go=no_go,
     )

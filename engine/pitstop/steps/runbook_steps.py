@@ -74,6 +74,16 @@ def run_checks_after_rollback(ctx: RunContext, attempt: int) -> list[dict[str, A
     ]
 
 
+def maintenance_begun(ctx: RunContext) -> bool:
+    """Tell whether the first step of the maintenance was begun; later ones follow it."""
+    first = next((step for step in ctx.plan.runbook.steps if step.phase == "maintain"), None)
+    if first is None:
+        return False
+    if first.kind == "reboot":
+        return ctx.noted(ctx.plan.node, _boot_topic(first)) is not None
+    return _begun(ctx, first)
+
+
 def _command(ctx: RunContext, step: RunbookStep, verb: Verb, attempt: int) -> dict[str, Any]:
     assert step.command is not None  # noqa: S101  # the model requires it of these kinds
     failure = MaintenanceFailed if verb is Verb.MAINTAIN else ValidationFailed
@@ -147,20 +157,17 @@ def _start_reboot(ctx: RunContext, identifier: str, step: RunbookStep) -> None:
 
 def _boot_id_before(ctx: RunContext, step: RunbookStep) -> str:
     """Return the boot id from before the reboot: recorded first, so that it is known later."""
-    topic = f"boot id before {step.step}"
-    for event in ctx.events():
-        if event.kind == "note" and event.data.get("topic") == topic:
-            return str(event.data["boot_id"])
+    topic = _boot_topic(step)
+    noted = ctx.noted(ctx.plan.node, topic)
+    if noted is not None:
+        return str(noted["boot_id"])
     found = str(ctx.node.ping()["boot_id"])
-    ctx.journal.append(
-        ctx.run,
-        "note",
-        ctx.actor,
-        ctx.plan.node,
-        verb=Verb.MAINTAIN.value,
-        data={"topic": topic, "boot_id": found},
-    )
+    ctx.note(ctx.plan.node, topic, Verb.MAINTAIN, boot_id=found)
     return found
+
+
+def _boot_topic(step: RunbookStep) -> str:
+    return f"boot id before {step.step}"
 
 
 def _begun(ctx: RunContext, step: RunbookStep) -> bool:

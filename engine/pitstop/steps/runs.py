@@ -17,9 +17,10 @@ from pitstop.model.plan import Plan
 from pitstop.model.result import RunResult
 from pitstop.node.locks import held
 from pitstop.report.change_record import render_report_html, report_json
+from pitstop.steps.branching import Perform
 from pitstop.steps.context import Progress, RunContext, default_actor
 from pitstop.steps.execute import perform
-from pitstop.steps.sequence import Perform, Sequence
+from pitstop.steps.sequence import Sequence
 
 
 def new_run_id() -> str:

@@ -8,33 +8,18 @@ the same branches: that is how a run is resumed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 from pitstop.decide.attempts import WITHOUT_CONTACT
 from pitstop.decide.outcome import result_of
-from pitstop.model.errors import EndedInDump, PitstopError, Refused, WorkloadGone
+from pitstop.model.errors import EndedInDump, NotDrained, PitstopError, Refused, WorkloadGone
 from pitstop.model.plan import WorkloadPlan
 from pitstop.model.result import RunResult
 from pitstop.model.verdict import Verdict
 from pitstop.model.words import OnCheckpointFailure, Strategy, Verb
+from pitstop.steps.branching import GivenUp, OutOfContact, Perform
 from pitstop.steps.context import RunContext
-
-Perform = Callable[[Verb, str], dict[str, Any]]
-
-
-class _GivenUp(Exception):
-    """The run cannot go on to maintenance; what was moved aside is brought back."""
-
-    def __init__(self, cause: PitstopError) -> None:
-        self.cause = cause
-
-
-class _OutOfContact(Exception):
-    """What became of a step is unknown: nothing may be decided from it."""
-
-    def __init__(self, cause: PitstopError) -> None:
-        self.cause = cause
+from pitstop.steps.job_sequence import JobSequence
 
 
 class Sequence:
@@ -45,6 +30,7 @@ class Sequence:
         self._performer = perform
         self._node = ctx.plan.node
         self._moved: list[WorkloadPlan] = []
+        self._jobs = JobSequence(ctx, self._perform)
 
     def run(self) -> RunResult:
         """Go through the whole sequence and return how the run ended."""
@@ -54,33 +40,77 @@ class Sequence:
             return self._end("refused" if isinstance(error, Refused) else "failed", str(error))
         try:
             return self._run()
-        except _OutOfContact as lost:
+        except OutOfContact as lost:
             return self._end("partial", f"its effect is unknown: {lost.cause}")
 
     def _run(self) -> RunResult:
         try:
+            self._close_node()
+            self._jobs.prepare_all()
             self._drain_all()
             self._save_all()
-        except _GivenUp as given_up:
+            self._jobs.move_all()
+            failure = self._maintain()
+        except GivenUp as given_up:
             # The node itself was not touched; all that was moved aside comes back.
-            back = self._bring_back_all()
-            complete = self._admit_all() and back
+            complete = self._put_back()
             return self._end("failed" if complete else "partial", str(given_up.cause))
+        if failure is not None:
+            return self._after_failed_maintenance(failure)
+        if self._put_back():
+            return self._end("done", "")
+        return self._end("partial", "not every workload is back; see each one's cause")
+
+    def _close_node(self) -> None:
+        """Keep new jobs away first: what comes later would not be in the plan."""
+        if self._ctx.plan.scheduler is None:
+            return
+        try:
+            self._perform(Verb.DRAIN, self._node)
+        except PitstopError as error:
+            raise self._give_up(error) from error
+
+    def _maintain(self) -> PitstopError | None:
+        """Maintain and validate; return what failed, if something did."""
         try:
             self._perform(Verb.MAINTAIN, self._node)
             self._perform(Verb.VALIDATE, self._node)
+        except NotDrained as error:
+            raise self._give_up(error) from error
         except PitstopError as error:
-            return self._after_failed_maintenance(error)
+            return error
+        return None
+
+    def _give_up(self, error: PitstopError) -> GivenUp:
+        self._decide(self._node, "give up", "no maintenance", str(error))
+        return GivenUp(error)
+
+    def _put_back(self) -> bool:
+        """Bring all back, and open what was closed; False when something needs a person."""
         back = self._bring_back_all()
-        if self._admit_all() and back:
-            return self._end("done", "")
-        return self._end("partial", "not every workload is back; see each one's cause")
+        # One after the other: none of them may be left out because another failed.
+        done = [back, self._admit_all(), self._open_node(), self._jobs.bring_back_all()]
+        return all(done)
+
+    def _open_node(self) -> bool:
+        """Give the node back to its scheduler, if it was ever closed."""
+        if self._ctx.plan.scheduler is None:
+            return True
+        drain = self._ctx.standing(Verb.DRAIN, self._node)
+        if drain.result is None and not drain.failures:
+            return True
+        try:
+            self._perform(Verb.RETURN_TO_SERVICE, self._node)
+        except PitstopError as error:
+            self._decide(self._node, "admission", "wait for a person", str(error))
+            return False
+        return True
 
     def recover(self) -> RunResult:
         """After a person has mended the node: validate, bring back the rest, lift quarantine."""
         try:
             return self._recover()
-        except _OutOfContact as lost:
+        except OutOfContact as lost:
             return self._end("partial", f"its effect is unknown: {lost.cause}")
 
     def _recover(self) -> RunResult:
@@ -89,8 +119,7 @@ class Sequence:
             self._perform(Verb.VALIDATE, self._node)
         except PitstopError as error:
             return self._end("partial", f"still not fit for service: {error}")
-        back = self._bring_back_all()
-        if not (self._admit_all() and back):
+        if not self._put_back():
             return self._end("partial", "not every workload is back; see each one's cause")
         if self._ctx.result(Verb.QUARANTINE, self._node) is not None:
             self._ctx.node.call("unquarantine", run=self._ctx.run)
@@ -105,7 +134,7 @@ class Sequence:
             final = self._ctx.standing(verb, subject).failure is not None
             if error.code in WITHOUT_CONTACT or not final:
                 # Or somebody else is at this very step (`Busy`): it has not failed.
-                raise _OutOfContact(error) from error
+                raise OutOfContact(error) from error
             raise
 
     def _drain_all(self) -> None:
@@ -116,8 +145,7 @@ class Sequence:
                 # Nothing is left to drain, and it must be brought back whatever follows.
                 self._moved.append(workload)
             except PitstopError as error:
-                self._decide(self._node, "give up", "no maintenance", str(error))
-                raise _GivenUp(error) from error
+                raise self._give_up(error) from error
 
     def _save_all(self) -> None:
         for workload in self._concerned():
@@ -159,13 +187,13 @@ class Sequence:
             elif policy is OnCheckpointFailure.WAIT:
                 self._wait(workload)
             else:
-                raise _GivenUp(error) from error
+                raise GivenUp(error) from error
 
     def _stop(self, workload: WorkloadPlan) -> None:
         try:
             self._perform(Verb.STOP, workload.name)
         except PitstopError as error:
-            raise _GivenUp(error) from error
+            raise GivenUp(error) from error
         if workload not in self._moved:
             self._moved.append(workload)
 
@@ -173,7 +201,7 @@ class Sequence:
         try:
             self._perform(Verb.WAIT, workload.name)
         except PitstopError as error:
-            raise _GivenUp(error) from error
+            raise GivenUp(error) from error
 
     def _after_failed_maintenance(self, error: PitstopError) -> RunResult:
         self._decide(self._node, "maintenance", "roll back", str(error))
@@ -187,6 +215,8 @@ class Sequence:
             self._perform(Verb.QUARANTINE, self._node)
         except PitstopError as failure:
             return self._end("partial", f"{error}; and no quarantine could be set: {failure}")
+        # The jobs wait in the queue, and the node stays closed: they start elsewhere.
+        self._jobs.bring_back_all()
         if not valid:
             return self._end("partial", f"{error}; the node is not fit to run workloads")
         self._bring_back_all()

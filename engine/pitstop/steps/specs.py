@@ -7,6 +7,7 @@ from typing import Any
 
 from pitstop.decide.shape import shape_of
 from pitstop.model.base import Model
+from pitstop.model.jobs import JobPolicy
 from pitstop.model.plain import digest_of
 from pitstop.model.plan import Plan
 from pitstop.model.workload import Workload
@@ -22,6 +23,15 @@ def probes_of(spec: Workload) -> dict[str, Any]:
     return {
         name: plain(probe)
         for name, probe in (("engine", spec.engine), ("model", spec.model))
+        if probe is not None
+    }
+
+
+def probes_of_policy(policy: JobPolicy) -> dict[str, Any]:
+    """Return where engine and model version of a scheduler's job are read."""
+    return {
+        name: plain(probe)
+        for name, probe in (("engine", policy.engine), ("model", policy.model))
         if probe is not None
     }
 

@@ -7,19 +7,14 @@ from typing import Any
 
 from pitstop.decide.attempts import WITHOUT_CONTACT
 from pitstop.decide.gate import compare
-from pitstop.model.errors import (
-    CheckpointFailed,
-    EndedInDump,
-    Interrupted,
-    PermanentError,
-    PitstopError,
-    Refused,
-)
+from pitstop.model.errors import EndedInDump, PermanentError, PitstopError, Refused
 from pitstop.model.fingerprint import Fingerprint
-from pitstop.model.plan import WorkloadPlan
 from pitstop.model.words import Strategy, Verb
+from pitstop.steps import scheduling
 from pitstop.steps.context import RunContext
+from pitstop.steps.jobs import JOB_VERBS
 from pitstop.steps.runbook_steps import rollback, run_phase
+from pitstop.steps.saving import SLACK, checkpoint_id, save
 from pitstop.steps.specs import (
     bring_up_arguments,
     checkpoint_arguments,
@@ -31,11 +26,6 @@ from pitstop.steps.specs import (
 
 Step = Callable[[RunContext, str, int], dict[str, Any]]
 
-CHECKPOINT_DEADLINE = 3600.0
-
-SLACK = 120.0
-"""Seconds that an operation may take over the deadlines it is given itself."""
-
 
 def _precheck(ctx: RunContext, _subject: str, _attempt: int) -> dict[str, Any]:
     """Look before anything is touched: is all as it was planned?
@@ -43,6 +33,7 @@ def _precheck(ctx: RunContext, _subject: str, _attempt: int) -> dict[str, Any]:
     Raises:
         Refused: it is not.
     """
+    scheduling.refuse_if_claimed(ctx)
     found = ctx.node.call("inspect", workloads=inspect_arguments(ctx.plan))
     quarantine = found.get("quarantine")
     if quarantine:
@@ -73,6 +64,8 @@ def _precheck(ctx: RunContext, _subject: str, _attempt: int) -> dict[str, Any]:
 
 
 def _drain(ctx: RunContext, subject: str, attempt: int) -> dict[str, Any]:
+    if subject == ctx.plan.node:
+        return scheduling.drain_node(ctx)
     drain = ctx.workload(subject).spec.drain
     try:
         return ctx.node.operate(
@@ -138,45 +131,15 @@ def _checkpoint(ctx: RunContext, subject: str, attempt: int) -> dict[str, Any]:
 
 
 def _save(ctx: RunContext, subject: str, attempt: int) -> dict[str, Any]:
-    workload = ctx.workload(subject)
+    spec = ctx.workload(subject).spec
     identifier = ctx.operation_id(Verb.CHECKPOINT, subject, attempt)
     if not _under_way(ctx, identifier):
         _still_drained(ctx, subject)
-    checkpoint = f"{subject}.{ctx.run}.{attempt}"
-    try:
-        return _take(ctx, workload, identifier, checkpoint)
-    except Interrupted as error:
-        # Nobody is there to say how it went, so the node is asked what is true.
-        found = ctx.node.call(
-            "settle",
-            workload=subject,
-            checkpoint=checkpoint,
-            pid_file=workload.spec.pid_file,
-        )
-        if found["checkpoint"] is not None:
-            return dict(found["checkpoint"])
-        if found["running"]:
-            raise CheckpointFailed(subject, f"{error.cause}; the workload runs on") from error
-        raise EndedInDump(subject, f"{error.cause}; the workload does not run") from error
-
-
-def _take(
-    ctx: RunContext, workload: WorkloadPlan, identifier: str, checkpoint: str
-) -> dict[str, Any]:
-    return ctx.node.operate(
-        identifier,
-        "checkpoint",
-        checkpoint_arguments(
-            workload.name,
-            workload.spec,
-            ctx.run,
-            checkpoint,
-            ctx.plan.node,
-            ctx.plan.policy.tolerate,
-        ),
-        CHECKPOINT_DEADLINE + SLACK,
-        ctx.progress,
+    checkpoint = checkpoint_id(subject, ctx.run, attempt)
+    arguments = checkpoint_arguments(
+        subject, spec, ctx.run, checkpoint, ctx.plan.node, ctx.plan.policy.tolerate
     )
+    return save(ctx, subject, subject, identifier, checkpoint, arguments, spec.pid_file)
 
 
 def _under_way(ctx: RunContext, identifier: str) -> bool:
@@ -215,6 +178,7 @@ def _wait(ctx: RunContext, subject: str, attempt: int) -> dict[str, Any]:
 
 
 def _maintain(ctx: RunContext, _subject: str, _attempt: int) -> dict[str, Any]:
+    scheduling.wait_until_empty(ctx)
     return {"steps": run_phase(ctx, "maintain", 1)}
 
 
@@ -266,6 +230,8 @@ def _bring_up(
 
 def _return_to_service(ctx: RunContext, subject: str, attempt: int) -> dict[str, Any]:
     """Let work in again, and give the workload back to whoever supervises it."""
+    if subject == ctx.plan.node:
+        return scheduling.give_back_node(ctx)
     action = ctx.workload(subject).spec.drain.end
     result: dict[str, Any] = {}
     if action is not None:
@@ -292,10 +258,26 @@ def _quarantine(ctx: RunContext, _subject: str, _attempt: int) -> dict[str, Any]
     return ctx.node.call("quarantine", run=ctx.run, cause=cause)
 
 
-VERBS: dict[Verb, Step] = {
+def _or_of_job(verb: Verb, step: Step | None) -> Step:
+    """A verb that is done in another way with a scheduler's job, or with such a job alone."""
+
+    def run(ctx: RunContext, subject: str, attempt: int) -> dict[str, Any]:
+        job = ctx.plan.job(subject)
+        if job is not None and verb in JOB_VERBS:
+            return JOB_VERBS[verb](ctx, job, attempt)
+        if step is None:
+            raise PermanentError(subject, f"{verb.value} is for jobs of a scheduler")
+        return step(ctx, subject, attempt)
+
+    return run
+
+
+_STEPS: dict[Verb, Step | None] = {
     Verb.PRECHECK: _precheck,
     Verb.DRAIN: _drain,
+    Verb.SIGNAL: None,
     Verb.CHECKPOINT: _checkpoint,
+    Verb.REQUEUE: None,
     Verb.STOP: _stop,
     Verb.WAIT: _wait,
     Verb.MAINTAIN: _maintain,
@@ -305,5 +287,8 @@ VERBS: dict[Verb, Step] = {
     Verb.RESTORE: _restore,
     Verb.COLD_START: _cold_start,
     Verb.RETURN_TO_SERVICE: _return_to_service,
+    Verb.RELEASE: None,
     Verb.QUARANTINE: _quarantine,
 }
+
+VERBS: dict[Verb, Step] = {verb: _or_of_job(verb, step) for verb, step in _STEPS.items()}

@@ -96,6 +96,66 @@ def show_jobs_text(node: str) -> list[str]:
     ]
 
 
+def show_job(version: Version, job: int) -> list[str]:
+    """Return the command that shows a job as JSON, with its end for as long as Slurm keeps it.
+
+    22.05 shows all jobs whatever is asked for: whoever reads the answer has to choose.
+    """
+    return ["squeue", "--all", "--states=all", f"--jobs={job}", json_option(version)]
+
+
+def show_job_text(job: int) -> list[str]:
+    """Return the command for a Slurm that was built without JSON."""
+    return [
+        *("squeue", "--all", "--noheader", "--states=all", "--array", f"--jobs={job}"),
+        f"--format={SQUEUE_FORMAT}",
+    ]
+
+
+def signal_job(job: int, signal: str, batch: bool) -> list[str]:
+    """Return the command that signals a job: its steps, or its batch script alone.
+
+    Without `--batch` the script gets nothing, its steps do (scancel's manual).
+    """
+    return ["scancel", f"--signal={signal}", *(["--batch"] if batch else []), str(job)]
+
+
+def requeue_job(job: int) -> list[str]:
+    """Return the command that puts a job back into the queue, held.
+
+    It does so also with a job that was cancelled a moment ago: look first.
+    """
+    return ["scontrol", "requeuehold", str(job)]
+
+
+def hold_job(job: int) -> list[str]:
+    """Return the command that keeps a waiting job from starting."""
+    return ["scontrol", "hold", str(job)]
+
+
+def release_job(job: int) -> list[str]:
+    """Return the command that lets a held job start."""
+    return ["scontrol", "release", str(job)]
+
+
+def start_now(job: int) -> list[str]:
+    """Return the command that ends the wait of about two minutes after a requeue."""
+    return ["scontrol", "update", f"JobId={job}", "StartTime=now"]
+
+
+def exclude_nodes(job: int, node: str) -> list[str]:
+    """Return the command that keeps a waiting job off a node; without one, off none."""
+    if node:
+        _check_node(node)
+    return ["scontrol", "update", f"JobId={job}", f"ExcNodeList={node}"]
+
+
+def require_nodes(job: int, node: str) -> list[str]:
+    """Return the command that lets a waiting job start on one node only."""
+    _check_node(node)
+    return ["scontrol", "update", f"JobId={job}", f"ReqNodeList={node}"]
+
+
 def update_node(node: str, state: str, reason: str = "") -> list[str]:
     """Return the command that sets a node's state."""
     _check_node(node)

@@ -57,6 +57,8 @@ class SlurmJob:
         time_limit: in seconds.
         end: when its time is up, in seconds since 1970; None without one.
         requeue: whether it may be requeued; None when Slurm does not say.
+        reason: why it waits, as Slurm says it; empty without one.
+        whole: the id that means all parts of a heterogeneous job, or the job's own.
     """
 
     job_id: int
@@ -71,6 +73,13 @@ class SlurmJob:
     start: int | None
     end: int | None
     requeue: bool | None
+    reason: str = ""
+    whole: int = 0
+
+    @property
+    def held(self) -> bool:
+        """Whether somebody keeps it from starting. Slurm says "user" also of root's holds."""
+        return self.reason.startswith("JobHeld")
 
 
 def read_nodes(command: str, output: str) -> tuple[SlurmNode, ...]:
@@ -103,7 +112,7 @@ def read_queue(command: str, output: str) -> tuple[tuple[SlurmJob, ...], int | N
     return jobs, asked
 
 
-SQUEUE_FORMAT = "%A|%F|%K|%T|%l|%N|%u|%j"
+SQUEUE_FORMAT = "%A|%F|%K|%T|%l|%N|%r|%u|%j"
 """For a squeue without JSON. What its owner chooses, the job's name, comes last: it may hold
 separators, and lines that look like another job."""
 
@@ -139,7 +148,15 @@ def _split(output: str) -> list[str]:
 
 
 def _job_of_squeue(
-    job_id: str, array: str, task: str, state: str, limit: str, nodes: str, user: str, name: str
+    job_id: str,
+    array: str,
+    task: str,
+    state: str,
+    limit: str,
+    nodes: str,
+    reason: str,
+    user: str,
+    name: str,
 ) -> SlurmJob:
     found = job_state(state)
     waiting = (waiting_tasks(task) or 1) if found.base == "PENDING" else 0
@@ -157,6 +174,8 @@ def _job_of_squeue(
         start=None,  # local time, without its zone
         end=None,
         requeue=None,
+        reason=_why(reason),
+        whole=int(job_id),
     )
 
 
@@ -327,7 +346,13 @@ def _job_of_json(data: Mapping[str, Any]) -> SlurmJob:
         # Without a limit it is a year ahead in some versions.
         end=end if isinstance(limit, int) else None,
         requeue=_get(data, "requeue", _flag),
+        reason=_maybe(data, "state_reason", lambda value: _why(_text(value)), ""),
+        whole=_maybe(data, "het_job_id", _id, None) or job_id,
     )
+
+
+def _why(text: str) -> str:
+    return "" if text in ("None", "(null)", "N/A") else text
 
 
 def _gpus_of_json(data: Mapping[str, Any], nodes: int) -> int | None:
@@ -542,6 +567,8 @@ def _job_of_text(data: Mapping[str, str]) -> SlurmJob:
         start=None,  # local time, without its zone
         end=None,
         requeue=_get(data, "Requeue", _word) == "1",
+        reason=_maybe(data, "Reason", lambda value: _why(_text(value)), ""),
+        whole=_maybe(data, "HetJobId", lambda v: int(_decimal(v)), None) or job_id,
     )
 
 

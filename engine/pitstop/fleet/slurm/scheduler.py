@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from pitstop.fleet.scheduler import Claim, Scheduler, Standing, claim_of, mark
+from pitstop.fleet.scheduler import Claim, Job, Scheduler, Standing, claim_of, mark
 from pitstop.fleet.slurm import commands
 from pitstop.fleet.slurm.records import (
     NotUnderstood,
@@ -103,6 +103,53 @@ class Slurm(Scheduler):
             PitstopError: it cannot be told.
         """
         return tuple(job for job in self._jobs(node) if node in job.nodes and job.state.holds_node)
+
+    def jobs(self, node: str) -> tuple[Job, ...]:
+        """Return the jobs on a node; see `Scheduler.jobs`. The parts of one are one."""
+        numbers = dict.fromkeys(job.whole for job in self.jobs_on(node))
+        found = (self.job(number) for number in numbers)
+        return tuple(job for job in found if job is not None and job.active)
+
+    def job(self, number: int) -> Job | None:
+        """Return a job with all its parts; see `Scheduler.job`."""
+        try:
+            records = self._read(
+                commands.show_job(self.version, number),
+                read_jobs,
+                commands.show_job_text(number),
+                read_jobs_squeue,
+            )
+        except SlurmRefused as error:
+            if "Invalid job id" in error.cause:
+                return None
+            raise
+        parts = [record for record in records if number in (record.whole, record.job_id)]
+        return joined(number, parts) if parts else None
+
+    def signal(self, number: int, signal: str, batch: bool) -> None:
+        """Signal a job; see `Scheduler.signal`."""
+        self._run(commands.signal_job(number, signal, batch))
+
+    def requeue(self, number: int) -> None:
+        """Put a job back into the queue, held; see `Scheduler.requeue`.
+
+        Slurm does so even with a job that was cancelled a moment ago, so whoever asks has
+        looked; nothing in Slurm makes the two one step.
+        """
+        self._run(commands.requeue_job(number))
+
+    def hold(self, number: int) -> None:
+        """Keep a waiting job from starting; see `Scheduler.hold`."""
+        self._run(commands.hold_job(number))
+
+    def release(self, number: int, avoid: str = "", only: str = "") -> None:
+        """Let a held job start; see `Scheduler.release`."""
+        if avoid:
+            self._run(commands.exclude_nodes(number, avoid))
+        if only:
+            self._run(commands.require_nodes(number, only))
+        self._run(commands.release_job(number))
+        self._run(commands.start_now(number))
 
     def look(self, node: str, run: str) -> Standing:
         """Say how a node stands; see `Scheduler.look`."""
@@ -241,6 +288,37 @@ class Slurm(Scheduler):
         return self._transport.run(
             commands.in_clean_environment(argv, self._conf, self._path), b"", TIMEOUT
         )
+
+
+def joined(number: int, parts: Sequence[SlurmJob]) -> Job:
+    """Put the parts of a heterogeneous job together; any other job is its only part."""
+    first = parts[0]
+    gpus = [part.gpus for part in parts]
+    ends = [part.end for part in parts if part.end is not None]
+    return Job(
+        number=number,
+        key=first.key if len(parts) == 1 else str(number),
+        name=first.name,
+        user=first.user,
+        nodes=tuple(dict.fromkeys(node for part in parts for node in part.nodes)),
+        gpus=None if None in gpus else sum(count for count in gpus if count is not None),
+        active=any(part.state.holds_node for part in parts),
+        running=all(part.state.runs for part in parts),
+        waiting=all(part.state.base == "PENDING" and not part.state.holds_node for part in parts),
+        held=any(part.held for part in parts),
+        over=all(part.state.over for part in parts),
+        ends=min(ends, default=None),
+        # A part of which Slurm does not say so must not be taken for one that may.
+        requeue=_all(part.requeue for part in parts),
+        state="; ".join(dict.fromkeys(str(part.state) for part in parts)),
+    )
+
+
+def _all(values: Iterable[bool | None]) -> bool | None:
+    known = set(values)
+    if False in known:
+        return False
+    return None if None in known else True
 
 
 def _refused(argv: list[str], completed: Completed) -> PitstopError:

@@ -145,6 +145,20 @@ class JobState:
         active = self.base in ("RUNNING", "SUSPENDED", UNKNOWN)
         return active or bool(self.flags & _HOLDS_NODE or self.strange)
 
+    @property
+    def runs(self) -> bool:
+        """Whether it runs, or is stopped for a while, and nothing is about to end it."""
+        return self.base in ("RUNNING", "SUSPENDED") and not self.strange | (
+            self.flags & {"COMPLETING", "CONFIGURING", "POWER_UP_NODE"}
+        )
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended and does not start again. What is not understood has not."""
+        again = {"REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "COMPLETING"}
+        active = self.base in ("PENDING", "RUNNING", "SUSPENDED", UNKNOWN)
+        return not (active or self.strange or self.flags & again)
+
     def __str__(self) -> str:
         return "+".join((self.base, *sorted(self.flags | self.strange)))
 

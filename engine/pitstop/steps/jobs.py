@@ -1,0 +1,288 @@
+"""What each verb does with a scheduler's job.
+
+Its owner comes first: every verb looks at the job before it acts, and one that was cancelled
+or has ended is not brought back. What was saved of it is then removed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pitstop.fleet.node import DeferringNode, Pending
+from pitstop.fleet.scheduler import Job
+from pitstop.model.errors import (
+    DeadlineExceeded,
+    EndedInDump,
+    PermanentError,
+    Refused,
+    WorkloadGone,
+)
+from pitstop.model.jobs import JobPlan
+from pitstop.model.slurm import SlurmSpec
+from pitstop.model.words import Strategy, Verb
+from pitstop.steps.context import RunContext
+from pitstop.steps.saving import SLACK, checkpoint_id, save
+from pitstop.steps.specs import probes_of_policy
+
+INTERVAL = 1.0
+"""Seconds between looks at a job: a scheduler sends no events."""
+
+QUEUE_DEADLINE = 300.0
+"""Seconds until a job that was put back into the queue has left its nodes."""
+
+RESTORE_DEADLINE = 3600.0
+
+
+def signal_job(ctx: RunContext, plan: JobPlan, attempt: int) -> dict[str, Any]:
+    """Tell a job to save itself, and wait until its checkpoint is complete.
+
+    Raises:
+        WorkloadGone: it has ended.
+        DeadlineExceeded: no complete checkpoint in time. It runs on.
+    """
+    signal = plan.policy.signal
+    if signal is None:
+        raise PermanentError(plan.name, "no signal is declared for it")
+    job = _there(ctx, plan)
+    if not job.running:
+        raise PermanentError(plan.name, f"it is not running: {job.state}")
+    path = signal.file.format(job=plan.key, user=plan.user, name=plan.title)
+    topic = f"signalled {attempt}"
+    sent = ctx.noted(plan.name, topic)
+    if sent is None:
+        # The node's own clock, since the file's time is the node's (or its file server's).
+        sent = {"time": ctx.node.call("stat", path=path)["now"]}
+        ctx.note(plan.name, topic, Verb.SIGNAL, **sent)
+        ctx.scheduler.signal(plan.number, signal.signal, signal.to == "batch")
+    found = ctx.node.operate(
+        ctx.operation_id(Verb.SIGNAL, plan.name, attempt),
+        "wait-file",
+        {
+            "path": path,
+            "since": sent["time"],
+            "quiet": signal.quiet,
+            "deadline": signal.deadline,
+        },
+        signal.deadline + SLACK,
+        ctx.progress,
+    )
+    return {"signal": signal.signal, "to": signal.to, **found}
+
+
+def checkpoint_job(ctx: RunContext, plan: JobPlan, attempt: int) -> dict[str, Any]:
+    """Save a job's processes. Its launcher stays, so that the job does not end.
+
+    Raises:
+        WorkloadGone: it has ended.
+        PitstopError: it was not saved, and runs on.
+    """
+    _there(ctx, plan)
+    policy = plan.policy
+    checkpoint = checkpoint_id(plan.name, ctx.run, attempt)
+    arguments = {
+        "workload": plan.workload,
+        "checkpoint": checkpoint,
+        "run": ctx.run,
+        "node": ctx.plan.node,
+        "shape": plan.shape.value,
+        "connections": policy.connections.value,
+        "probes": probes_of_policy(policy),
+        "tolerate": list(ctx.plan.policy.tolerate),
+        "stay": True,
+    }
+    identifier = ctx.operation_id(Verb.CHECKPOINT, plan.name, attempt)
+    try:
+        return save(ctx, plan.name, plan.workload, identifier, checkpoint, arguments)
+    except EndedInDump as error:
+        if (job := ctx.scheduler.job(plan.number)) is None or not job.running:
+            raise WorkloadGone(plan.name, f"{_state(job)}: {error.cause}") from error
+        raise
+
+
+def requeue_job(ctx: RunContext, plan: JobPlan, _attempt: int) -> dict[str, Any]:
+    """Put a job back into the queue, held, and wait until it has left its nodes.
+
+    Returns:
+        `requeued`; False when its owner has ended it, with `state`. What was saved of it is
+        removed then.
+    """
+    end = time.monotonic() + QUEUE_DEADLINE
+    asked = False
+    while True:
+        job = ctx.scheduler.job(plan.number)
+        if job is None or job.over:
+            return {"requeued": False, "state": _state(job), **_forget(ctx, plan)}
+        if job.waiting and job.held:
+            return {"requeued": True, "state": job.state}
+        if job.waiting:
+            ctx.scheduler.hold(plan.number)  # its scheduler was faster, or somebody released it
+        elif job.running and not asked:
+            _refuse_if_unsaved(ctx, plan)
+            ctx.progress(f"{plan.name}: back into the queue, held")
+            ctx.scheduler.requeue(plan.number)
+            asked = True
+        if time.monotonic() > end:
+            raise DeadlineExceeded(plan.name, f"still {job.state} after {QUEUE_DEADLINE:g} s")
+        time.sleep(INTERVAL)
+
+
+def _refuse_if_unsaved(ctx: RunContext, plan: JobPlan) -> None:
+    """A saved job whose launcher does not wait any more runs something else by now.
+
+    Raises:
+        Refused: it would be ended without having been saved.
+    """
+    if plan.strategy is Strategy.RESTORE:
+        found = ctx.node.call("workload", workload=plan.workload)
+        if not found["parked"] and ctx.result(Verb.CHECKPOINT, plan.name) is not None:
+            raise Refused(plan.name, "it was saved, and its launcher does not wait any more")
+
+
+def release_job(ctx: RunContext, plan: JobPlan, _attempt: int) -> dict[str, Any]:
+    """Let a job start again, and see how it came back.
+
+    Returns:
+        `how`: `restored` or `cold` with its `cause`; `requeued` while it waits in the queue;
+        `started` for one without a launcher; `ended` when its owner has ended it. `node`:
+        where it started. `ready_seconds`: from the start of its launcher until it ran.
+    """
+    spec = ctx.scheduler_spec
+    released = ctx.noted(plan.name, "released")
+    if released is None:
+        job = ctx.scheduler.job(plan.number)
+        if job is None or job.over:
+            return {"how": "ended", "state": _state(job), **_forget(ctx, plan)}
+        if plan.workload:
+            ctx.node.call("release", workload=plan.workload, run=ctx.run)
+        if job.held:
+            avoid, only = where_to(ctx, plan, spec)
+            ctx.scheduler.release(plan.number, avoid, only)
+        ctx.note(plan.name, "released", Verb.RELEASE, state=job.state)
+    return _watch_start(ctx, plan, spec)
+
+
+def where_to(ctx: RunContext, plan: JobPlan, spec: SlurmSpec) -> tuple[str, str]:
+    """Return the node that a job must not start on, and the only one that it may."""
+    here = ctx.scheduler_node
+    if plan.strategy is Strategy.RESTORE and not spec.shared_state:
+        return "", here  # its checkpoint is there, and nowhere else
+    return (here, "") if plan.avoid else ("", "")
+
+
+def _watch_start(ctx: RunContext, plan: JobPlan, spec: SlurmSpec) -> dict[str, Any]:
+    end = time.monotonic() + spec.start_deadline
+    while True:
+        job = ctx.scheduler.job(plan.number)
+        if job is None or job.over:
+            found = _came_back(ctx, plan) if plan.workload else None
+            # Short work can have come back and ended between two looks.
+            return found or {"how": "ended", "state": _state(job), **_forget(ctx, plan)}
+        if job.running:
+            node = job.nodes[0] if job.nodes else ""
+            if not plan.workload:
+                return {"how": "started", "node": node, "nodes": list(job.nodes)}
+            found = _came_back(ctx, plan)
+            if found is not None:
+                return {**found, "node": node}
+        if time.monotonic() > end:
+            return {"how": "requeued", "state": job.state}
+        time.sleep(INTERVAL)
+
+
+def _came_back(ctx: RunContext, plan: JobPlan) -> dict[str, Any] | None:
+    """Return how a job's launcher has brought it back; None while it has not."""
+    before = (ctx.result(Verb.CHECKPOINT, plan.name) or {}).get("generation", 0)
+    found = ctx.node.call("workload", workload=plan.workload)
+    if found["generation"] <= before or found["phase"] == "starting":
+        return None
+    return {
+        "how": found["how"],
+        "cause": found["cause"],
+        "generation": found["generation"],
+        "started": found["started"],
+        "ready_seconds": found["start_seconds"],
+    }
+
+
+def wait_job(ctx: RunContext, plan: JobPlan, attempt: int) -> dict[str, Any]:
+    """Wait for a job's own end.
+
+    Raises:
+        DeadlineExceeded: it did not come in time. The job runs on.
+        Pending: it has not come, and nobody has to hold a process for it.
+    """
+    deadline = plan.policy.wait_deadline
+    topic = f"waits {attempt}"
+    if (begun := ctx.noted(plan.name, topic)) is None:
+        begun = {"time": time.time()}
+        ctx.note(plan.name, topic, Verb.WAIT, **begun)
+    while True:
+        job = ctx.scheduler.job(plan.number)
+        if job is None or job.over:
+            return {"state": _state(job)}
+        left = float(begun["time"]) + deadline - time.time()
+        if left <= 0:
+            raise DeadlineExceeded(plan.name, f"still {job.state} after {deadline:g} s")
+        if isinstance(ctx.node, DeferringNode) and not ctx.node.out_of_time:
+            raise Pending({"for": "job", "number": plan.number}, left)
+        time.sleep(INTERVAL)
+
+
+def resume_job(ctx: RunContext, plan: JobPlan, attempt: int) -> dict[str, Any]:
+    """Bring a saved job back where it is, in the same job: the run has been given up."""
+    saved = ctx.result(Verb.CHECKPOINT, plan.name)
+    if saved is None:
+        raise PermanentError(plan.name, "there is no checkpoint of it in this run")
+    try:
+        return ctx.node.operate(
+            ctx.operation_id(Verb.RESTORE, plan.name, attempt),
+            "bring-back",
+            {
+                "workload": plan.workload,
+                "run": ctx.run,
+                "checkpoint": saved["checkpoint"],
+                "deadline": RESTORE_DEADLINE,
+            },
+            RESTORE_DEADLINE + SLACK,
+            ctx.progress,
+        )
+    except WorkloadGone as error:
+        job = ctx.scheduler.job(plan.number)
+        if job is not None and not job.over:
+            raise PermanentError(plan.name, f"{error.cause}, but it is {job.state}") from error
+        return {"how": "ended", "state": _state(job), **_forget(ctx, plan)}
+
+
+def _there(ctx: RunContext, plan: JobPlan) -> Job:
+    job = ctx.scheduler.job(plan.number)
+    if job is None or job.over:
+        raise WorkloadGone(plan.name, f"it has ended: {_state(job)}")
+    return job
+
+
+def _state(job: Job | None) -> str:
+    return "no longer known to its scheduler" if job is None else job.state
+
+
+def _forget(ctx: RunContext, plan: JobPlan) -> dict[str, Any]:
+    """Remove what this run has saved of a job that its owner has ended."""
+    saved = ctx.result(Verb.CHECKPOINT, plan.name)
+    if saved is None:
+        return {}
+    return ctx.node.call(
+        "images.forget", workload=plan.workload, checkpoint=saved["checkpoint"], run=ctx.run
+    )
+
+
+JobStep = Callable[[RunContext, JobPlan, int], dict[str, Any]]
+
+JOB_VERBS: dict[Verb, JobStep] = {
+    Verb.SIGNAL: signal_job,
+    Verb.WAIT: wait_job,
+    Verb.CHECKPOINT: checkpoint_job,
+    Verb.REQUEUE: requeue_job,
+    Verb.RESTORE: resume_job,
+    Verb.RELEASE: release_job,
+}

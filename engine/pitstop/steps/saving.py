@@ -1,0 +1,53 @@
+"""A checkpoint as a step: asked for once, and settled when nobody can say how it went."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from pitstop.model.errors import CheckpointFailed, EndedInDump, Interrupted
+from pitstop.model.plain import is_name
+from pitstop.steps.context import RunContext
+
+CHECKPOINT_DEADLINE = 3600.0
+
+SLACK = 120.0
+"""Seconds that an operation may take over the deadlines it is given itself."""
+
+
+def checkpoint_id(subject: str, run: str, attempt: int) -> str:
+    """Name a checkpoint: the same whoever asks, and never longer than a name may be."""
+    name = f"{subject}.{run}.{attempt}"
+    if is_name(name):
+        return name
+    digest = hashlib.sha256(f"{subject}.{run}".encode()).hexdigest()[:16]
+    return f"{subject[:30]}.{digest}.{attempt}"
+
+
+def save(
+    ctx: RunContext,
+    subject: str,
+    workload: str,
+    identifier: str,
+    checkpoint: str,
+    arguments: Mapping[str, Any],
+    pid_file: str | None = None,
+) -> dict[str, Any]:
+    """Save a workload; after an interruption the node is asked what is true.
+
+    Raises:
+        CheckpointFailed: it runs on.
+        EndedInDump: it does not run, and there is no image of it.
+    """
+    try:
+        return ctx.node.operate(
+            identifier, "checkpoint", arguments, CHECKPOINT_DEADLINE + SLACK, ctx.progress
+        )
+    except Interrupted as error:
+        found = ctx.node.call("settle", workload=workload, checkpoint=checkpoint, pid_file=pid_file)
+        if found["checkpoint"] is not None:
+            return dict(found["checkpoint"])
+        if found["running"]:
+            raise CheckpointFailed(subject, f"{error.cause}; the workload runs on") from error
+        raise EndedInDump(subject, f"{error.cause}; the workload does not run") from error
