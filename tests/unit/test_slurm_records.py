@@ -301,7 +301,7 @@ def squeue_line(
     name: str = "x",
     reason: str = "None",
 ) -> str:
-    return f"{job}|40|{task}|{state}|1-00:00:00|a[1-2]|{reason}|u1|{name}"
+    return f"{job}|40|{task}|{state}|1-00:00:00|a[1-2]||{reason}|u1|{name}"
 
 
 def test_squeue_without_json() -> None:

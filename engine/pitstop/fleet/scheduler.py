@@ -57,7 +57,8 @@ class Job:
         ends: when its time is up, in seconds since 1970; None without a limit, or when it
             is not known.
         requeue: it may be put back into the queue; None when the scheduler does not say.
-        state: in the scheduler's words.
+        excluded: machines that it must not start on.
+        state: in the scheduler's words, with why it waits.
     """
 
     number: int
@@ -73,6 +74,7 @@ class Job:
     over: bool
     ends: int | None
     requeue: bool | None
+    excluded: tuple[str, ...]
     state: str
 
 

@@ -102,6 +102,11 @@ class Plan(Model):
         """The scheduler's jobs on the node."""
         return self.scheduler.jobs if self.scheduler else ()
 
+    @property
+    def all_workloads(self) -> tuple[WorkloadPlan | JobPlan, ...]:
+        """What the site declares, and then the scheduler's jobs."""
+        return (*self.workloads, *self.jobs)
+
     def job(self, name: str) -> JobPlan | None:
         """Return one job's plan; None when the name is of no job."""
         return next((job for job in self.jobs if job.name == name), None)

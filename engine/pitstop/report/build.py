@@ -127,7 +127,7 @@ def _last_result(events: Sequence[Event], verb: str, subject: str) -> Mapping[st
 
 
 def _workload(result: WorkloadResult, plan: Plan, events: Sequence[Event]) -> WorkloadReport:
-    planned = next((w for w in (*plan.workloads, *plan.jobs) if w.name == result.name), None)
+    planned = next((w for w in plan.all_workloads if w.name == result.name), None)
     drain = _last_result(events, "drain", result.name)
     before, after = (pick.number(drain, f"in_flight_at_{at}") for at in ("start", "end"))
     restore, earlier = result.restore_seconds, result.earlier_cold_start_seconds
@@ -172,7 +172,7 @@ def _verdict(
 
 
 def _gates(plan: Plan, events: Sequence[Event]) -> Iterator[GateReport]:
-    for workload in (*plan.workloads, *plan.jobs):
+    for workload in plan.all_workloads:
         if workload.predicted:
             yield _verdict(workload.predicted, workload.name, "predicted", "")
     known: list[tuple[str, Mapping[str, Any]]] = []

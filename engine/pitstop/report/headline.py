@@ -50,7 +50,7 @@ def plan_headline(plan: Plan) -> str:
         return f"{plan.node} will not be touched: a run of this plan would be refused."
     parts = []
     for strategy, words in _INTENT.items():
-        group = [w.name for w in (*plan.workloads, *plan.jobs) if w.strategy is strategy]
+        group = [w.name for w in plan.all_workloads if w.strategy is strategy]
         if group:
             who = f"{len(group)} workloads" if len(group) > _NAMED else " and ".join(group)
             parts.append(f"{who} {words[len(group) > 1]}")

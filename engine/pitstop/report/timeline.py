@@ -258,6 +258,11 @@ def _states(steps: Sequence[Bar], span: float) -> tuple[Bar, ...]:
     return tuple(states)
 
 
+def _stops(bar: Bar, state: BarKind) -> bool:
+    """A job that was saved first stays so in the queue; any other starts over."""
+    return bar.kind == "stop" or (bar.kind == "requeue" and state == "serving")
+
+
 def _serves_after(bar: Bar, state: BarKind) -> bool:
     if bar.failed or bar.open:
         return False

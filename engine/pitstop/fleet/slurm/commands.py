@@ -143,11 +143,11 @@ def start_now(job: int) -> list[str]:
     return ["scontrol", "update", f"JobId={job}", "StartTime=now"]
 
 
-def exclude_nodes(job: int, node: str) -> list[str]:
-    """Return the command that keeps a waiting job off a node; without one, off none."""
-    if node:
+def exclude_nodes(job: int, nodes: Sequence[str]) -> list[str]:
+    """Return the command that keeps a waiting job off these nodes, and off no other."""
+    for node in nodes:
         _check_node(node)
-    return ["scontrol", "update", f"JobId={job}", f"ExcNodeList={node}"]
+    return ["scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(nodes)}"]
 
 
 def require_nodes(job: int, node: str) -> list[str]:

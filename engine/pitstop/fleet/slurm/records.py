@@ -59,6 +59,7 @@ class SlurmJob:
         requeue: whether it may be requeued; None when Slurm does not say.
         reason: why it waits, as Slurm says it; empty without one.
         whole: the id that means all parts of a heterogeneous job, or the job's own.
+        excluded: the nodes that its owner wants it not to run on.
     """
 
     job_id: int
@@ -75,6 +76,7 @@ class SlurmJob:
     requeue: bool | None
     reason: str = ""
     whole: int = 0
+    excluded: tuple[str, ...] = ()
 
     @property
     def held(self) -> bool:
@@ -112,7 +114,7 @@ def read_queue(command: str, output: str) -> tuple[tuple[SlurmJob, ...], int | N
     return jobs, asked
 
 
-SQUEUE_FORMAT = "%A|%F|%K|%T|%l|%N|%r|%u|%j"
+SQUEUE_FORMAT = "%A|%F|%K|%T|%l|%N|%x|%r|%u|%j"
 """For a squeue without JSON. What its owner chooses, the job's name, comes last: it may hold
 separators, and lines that look like another job."""
 
@@ -154,6 +156,7 @@ def _job_of_squeue(
     state: str,
     limit: str,
     nodes: str,
+    excluded: str,
     reason: str,
     user: str,
     name: str,
@@ -176,6 +179,7 @@ def _job_of_squeue(
         requeue=None,
         reason=_why(reason),
         whole=int(job_id),
+        excluded=expand(excluded),
     )
 
 
@@ -348,6 +352,7 @@ def _job_of_json(data: Mapping[str, Any]) -> SlurmJob:
         requeue=_get(data, "requeue", _flag),
         reason=_maybe(data, "state_reason", lambda value: _why(_text(value)), ""),
         whole=_maybe(data, "het_job_id", _id, None) or job_id,
+        excluded=_maybe(data, "excluded_nodes", lambda value: expand(_text(value)), ()),
     )
 
 
@@ -569,6 +574,7 @@ def _job_of_text(data: Mapping[str, str]) -> SlurmJob:
         requeue=_get(data, "Requeue", _word) == "1",
         reason=_maybe(data, "Reason", lambda value: _why(_text(value)), ""),
         whole=_maybe(data, "HetJobId", lambda v: int(_decimal(v)), None) or job_id,
+        excluded=_maybe(data, "ExcNodeList", expand, ()),
     )
 
 

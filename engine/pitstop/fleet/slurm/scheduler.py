@@ -145,7 +145,9 @@ class Slurm(Scheduler):
     def release(self, number: int, avoid: str = "", only: str = "") -> None:
         """Let a held job start; see `Scheduler.release`."""
         if avoid:
-            self._run(commands.exclude_nodes(number, avoid))
+            job = self.job(number)
+            before = job.excluded if job else ()  # its owner's own are kept
+            self._run(commands.exclude_nodes(number, (*before, avoid)))
         if only:
             self._run(commands.require_nodes(number, only))
         self._run(commands.release_job(number))
@@ -310,8 +312,14 @@ def joined(number: int, parts: Sequence[SlurmJob]) -> Job:
         ends=min(ends, default=None),
         # A part of which Slurm does not say so must not be taken for one that may.
         requeue=_all(part.requeue for part in parts),
-        state="; ".join(dict.fromkeys(str(part.state) for part in parts)),
+        excluded=tuple(dict.fromkeys(node for part in parts for node in part.excluded)),
+        state="; ".join(dict.fromkeys(_in_words(part) for part in parts)),
     )
+
+
+def _in_words(part: SlurmJob) -> str:
+    waits = part.state.base == "PENDING" and part.reason
+    return f"{part.state}, {part.reason}" if waits else str(part.state)
 
 
 def _all(values: Iterable[bool | None]) -> bool | None:
