@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,10 +18,18 @@ from pitstop.steps.home import home_of
 def demo(
     home: Home = None,
     on: Annotated[str, typer.Option("--on", help="prefect, airflow or steps.")] = "prefect",
+    rig: Annotated[
+        str, typer.Option("--rig", help="node: a server on one node; slurm: jobs on a cluster.")
+    ] = "node",
     json: Json = False,
 ) -> None:
-    """Keep a real inference server alive through two maintenances of a node."""
+    """Keep a real inference server, or a cluster's jobs, alive through maintenance."""
     with errors(json):
+        if rig == "slurm":
+            _slurm(home_of(home), on, json)
+            return
+        if rig != "node":
+            raise BadInput("--rig", f"{rig!r} is neither node nor slurm")
         try:
             from pitstop.demo.scenario import play
         except ImportError as error:
@@ -29,6 +38,40 @@ def demo(
         emit(found, json, lambda: _show(found))
         if any(act["exit_code"] for act in found["runs"]):
             raise typer.Exit(1)
+
+
+def _slurm(home: Path, on: str, json: bool) -> None:
+    from pitstop.demo.slurm_scenario import play
+
+    found = play(home, on, front_end(on), progress)
+    emit(found, json, lambda: _show_slurm(found))
+    if not found["good"]:
+        raise typer.Exit(1)
+
+
+def _show_slurm(found: dict[str, Any]) -> None:
+    table = Table(title=f"pitstop demo on Slurm, driven by {found['front_end']}")
+    for column in ("job", "shape", "strategy", "outcome", "cause"):
+        table.add_column(column, overflow="fold")
+    for job in found["jobs"]:
+        table.add_row(
+            f"{job['name']} ({job['title']})",
+            job["shape"],
+            job["strategy"],
+            str(job["outcome"]),
+            printable(job["cause"]),
+        )
+    out.print(table)
+    counter, drained, refused = found["counter"], found["drained"], found["refused"]
+    for line in (
+        f"the counter went on from link {counter['links_before_the_run']} to {counter['links']}, "
+        f"in {counter['processes']} process, "
+        + ("no link missing" if counter["whole"] else "WITH A GAP"),
+        f"{drained['node']} is {drained['state']} as before: {drained['reason']}",
+        f"the maintenance of {refused['node']} was refused: {'; '.join(refused['why'])}",
+        f"report: {found['report']}",
+    ):
+        out.print(printable(line), markup=False)
 
 
 def _show(found: dict[str, Any]) -> None:

@@ -15,13 +15,27 @@ import time
 PAUSE = 0.05
 
 
+def following(digest: str, number: int) -> str:
+    """Return the digest of a link."""
+    return hashlib.sha256(f"{digest}{number}".encode()).hexdigest()
+
+
+def expected(length: int) -> list[list[str]]:
+    """Return number and digest of the first links of the chain."""
+    links, digest = [], ""
+    for number in range(1, length + 1):
+        digest = following(digest, number)
+        links.append([str(number), digest])
+    return links
+
+
 def main() -> None:
     """Count until somebody ends it."""
     born, digest, number = os.urandom(8).hex(), "", 0
     with open(sys.argv[1], "a", encoding="ascii", buffering=1) as file:
         while True:
             number += 1
-            digest = hashlib.sha256(f"{digest}{number}".encode()).hexdigest()
+            digest = following(digest, number)
             file.write(f"{number} {digest} {born}\n")
             time.sleep(PAUSE)
 

@@ -215,12 +215,13 @@ class Sequence:
             self._perform(Verb.QUARANTINE, self._node)
         except PitstopError as failure:
             return self._end("partial", f"{error}; and no quarantine could be set: {failure}")
+        if valid:
+            self._bring_back_all()
+            self._admit_all()
         # The jobs wait in the queue, and the node stays closed: they start elsewhere.
         self._jobs.bring_back_all()
         if not valid:
             return self._end("partial", f"{error}; the node is not fit to run workloads")
-        self._bring_back_all()
-        self._admit_all()
         return self._end("partial", f"{error}; rolled back, and the node is quarantined")
 
     def _bring_back_all(self) -> bool:

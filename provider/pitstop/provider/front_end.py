@@ -38,7 +38,9 @@ with DAG(
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
     max_active_runs=1,
 ):
-    maintenance_task_group(maintenance="", node={node!r}, workloads={workloads!r})
+    maintenance_task_group(
+        maintenance="", node={node!r}, workloads={workloads!r}, scheduler={scheduler!r}
+    )
 """
 
 
@@ -77,11 +79,12 @@ def _standalone(home: Path) -> Standalone:
 
 def _write_dag(airflow: Standalone, plan: Plan) -> str:
     workloads = [w.name for w in plan.workloads]
-    digest = hashlib.sha256(repr((plan.node, workloads)).encode()).hexdigest()[:8]
+    shown = {"node": plan.node, "workloads": workloads, "scheduler": plan.scheduler is not None}
+    digest = hashlib.sha256(repr(shown).encode()).hexdigest()[:8]
     dag_id = f"pitstop_{digest}"
     path = airflow.dags / f"{dag_id}.py"
     if not path.exists():
         draft = path.with_suffix(".draft")
-        draft.write_text(_DAG.format(dag_id=dag_id, node=plan.node, workloads=workloads))
+        draft.write_text(_DAG.format(dag_id=dag_id, **shown))
         draft.rename(path)
     return dag_id

@@ -73,6 +73,20 @@ class PitstopOperator(BaseOperator):
         finally:
             opened.close()
 
+    def wait_for(self, ctx: RunContext, pending: Pending, verb: Verb) -> None:
+        """Give the worker back until what is pending is over."""
+        deadline = datetime.now(UTC) + timedelta(seconds=pending.seconds)
+        self.defer(
+            trigger=NodeTrigger(
+                home=str(ctx.home),
+                run_id=ctx.run,
+                wait=pending.wait,
+                deadline=deadline.isoformat(),
+                verb=verb.value,
+            ),
+            method_name="resume",
+        )
+
 
 class PlanOperator(PitstopOperator):
     """Makes the plan and begins the run. Changes nothing on the node.
@@ -80,13 +94,15 @@ class PlanOperator(PitstopOperator):
     Doing it again for the same DAG run finds the run that exists.
 
     :param maintenance: path of the maintenance.yaml.
+    :param scheduler: whether the graph has tasks for a scheduler's jobs.
     """
 
     template_fields: Sequence[str] = ("pitstop_conn_id", "maintenance")
 
-    def __init__(self, *, maintenance: str, **kwargs: Any):
+    def __init__(self, *, maintenance: str, scheduler: bool = True, **kwargs: Any):
         super().__init__(**kwargs)
         self.maintenance = maintenance
+        self.scheduler = scheduler
 
     def execute(self, context: Context) -> str:
         """Return the run's id."""
@@ -97,6 +113,11 @@ class PlanOperator(PitstopOperator):
             return run
         try:
             plan = hook.plan(Path(self.maintenance))
+            if plan.scheduler is not None and not self.scheduler:
+                raise AirflowFailException(
+                    "site.yaml declares a scheduler, and this DAG has no tasks for its jobs: "
+                    "maintenance_task_group(scheduler=True)"
+                )
             create_run(hook.home, plan, run, "airflow")
         except PitstopError as error:
             if error.retryable:
@@ -161,25 +182,59 @@ class StepOperator(PitstopOperator):
             try:
                 return execute(ctx, mine.verb, mine.subject)
             except Pending as pending:
-                self._wait(ctx, pending)
+                self.wait_for(ctx, pending, mine.verb)
             except PitstopError as error:
                 if error.retryable and may_retry(ctx, mine.verb, mine.subject):
                     raise
                 raise AirflowFailException(str(error)) from error
         raise AssertionError("deferring does not return")
 
-    def _wait(self, ctx: RunContext, pending: Pending) -> None:
-        deadline = datetime.now(UTC) + timedelta(seconds=pending.seconds)
-        self.defer(
-            trigger=NodeTrigger(
-                home=str(ctx.home),
-                run_id=ctx.run,
-                wait=pending.wait,
-                deadline=deadline.isoformat(),
-                verb=self.verb,
-            ),
-            method_name="resume",
-        )
+
+class JobsOperator(PitstopOperator):
+    """The steps on a scheduler's jobs that are due, one after the other.
+
+    Which jobs there are is known only when the run is planned, so they have no tasks of their
+    own. Each step is a line of the log, and a part of the journal as any other.
+    """
+
+    def __init__(self, **kwargs: Any):
+        kwargs.setdefault("retries", MANY)
+        super().__init__(**kwargs)
+
+    def execute(self, context: Context) -> list[str]:
+        """Execute what is due, and return what was done."""
+        return self._steps(context, out_of_time=False)
+
+    def resume(self, context: Context, event: dict[str, Any] | None = None) -> list[str]:
+        """Go on after waiting. Tolerates any event, also a repeated one: it is asked again."""
+        return self._steps(context, out_of_time=(event or {}).get("over") is False)
+
+    def _steps(self, context: Context, out_of_time: bool) -> list[str]:
+        done: list[str] = []
+        failed: list[str] = []
+        with self.opened(context) as ctx:
+            if isinstance(ctx.node, DeferringNode):
+                ctx.node.out_of_time = out_of_time
+            while (due := _due_job(ctx)) is not None:
+                try:
+                    execute(ctx, due.verb, due.subject)
+                    done.append(f"{due.verb.value} {due.subject}")
+                except Pending as pending:
+                    self.wait_for(ctx, pending, due.verb)
+                except PitstopError as error:
+                    if error.retryable and may_retry(ctx, due.verb, due.subject):
+                        raise
+                    failed.append(str(error))
+        if failed:
+            raise AirflowFailException("; ".join(failed))
+        if not done:
+            raise AirflowSkipException("no step on a job is due")
+        return done
+
+
+def _due_job(ctx: RunContext) -> Due | None:
+    due = next_step(ctx)
+    return due if isinstance(due, Due) and ctx.plan.job(due.subject) is not None else None
 
 
 class FinishOperator(PitstopOperator):
@@ -208,4 +263,10 @@ def _why_not(due: Due | RunResult) -> str:
     return f"not taken: the run has ended ({due.state})"
 
 
-__all__ = ["FinishOperator", "PitstopOperator", "PlanOperator", "StepOperator"]
+__all__ = [
+    "FinishOperator",
+    "JobsOperator",
+    "PitstopOperator",
+    "PlanOperator",
+    "StepOperator",
+]

@@ -8,7 +8,13 @@ from airflow.sdk import Label, TaskGroup, chain
 
 from pitstop.model.words import Verb
 from pitstop.provider.hooks import PitstopHook
-from pitstop.provider.operators import FinishOperator, PitstopOperator, PlanOperator, StepOperator
+from pitstop.provider.operators import (
+    FinishOperator,
+    JobsOperator,
+    PitstopOperator,
+    PlanOperator,
+    StepOperator,
+)
 
 MakeStep = Callable[[Verb, str], StepOperator]
 
@@ -22,6 +28,7 @@ def maintenance_task_group(
     maintenance: str,
     node: str,
     workloads: Sequence[str],
+    scheduler: bool = False,
     group_id: str = "maintenance",
     pitstop_conn_id: str = PitstopHook.default_conn_name,
 ) -> TaskGroup:
@@ -30,6 +37,7 @@ def maintenance_task_group(
     :param maintenance: path of the maintenance.yaml; a template.
     :param node: the node it names.
     :param workloads: the workloads that site.yaml places on that node.
+    :param scheduler: whether site.yaml declares one: then there are tasks for its jobs.
     :param group_id: the group's id.
     :param pitstop_conn_id: connection of type `pitstop`.
     """
@@ -44,19 +52,36 @@ def maintenance_task_group(
                 trigger_rule=ALWAYS,
             )
 
+        def of_node(verb: Verb) -> list[PitstopOperator]:
+            return [step(verb, node)] if scheduler else []
+
+        def jobs(name: str) -> list[PitstopOperator]:
+            """Tasks for jobs: those are known only when the run is planned."""
+            if not scheduler:
+                return []
+            return [
+                JobsOperator(task_id=name, pitstop_conn_id=pitstop_conn_id, trigger_rule=ALWAYS)
+            ]
+
         plan = PlanOperator(
-            task_id="plan", maintenance=maintenance, pitstop_conn_id=pitstop_conn_id
+            task_id="plan",
+            maintenance=maintenance,
+            scheduler=scheduler,
+            pitstop_conn_id=pitstop_conn_id,
         )
-        before = _in_line(
-            plan, [step(Verb.PRECHECK, node), *(step(Verb.DRAIN, w) for w in workloads)]
-        )
+        closing = [step(Verb.PRECHECK, node), *of_node(Verb.DRAIN), *jobs("jobs_prepare")]
+        before = _in_line(plan, [*closing, *(step(Verb.DRAIN, w) for w in workloads)])
         for workload in workloads:
             before = _save(step, workload, before)
+        before = _in_line(before, jobs("jobs_move"))
         on_node = (Verb.MAINTAIN, Verb.VALIDATE, Verb.ROLLBACK, Verb.QUARANTINE)
         before = _in_line(before, [step(verb, node) for verb in on_node])
         for workload in workloads:
             before = _bring_back(step, workload, before)
-        before = _in_line(before, [step(Verb.RETURN_TO_SERVICE, w) for w in workloads])
+        opening = [step(Verb.RETURN_TO_SERVICE, w) for w in workloads]
+        before = _in_line(
+            before, [*opening, *of_node(Verb.RETURN_TO_SERVICE), *jobs("jobs_bring_back")]
+        )
         finish = FinishOperator(
             task_id="finish", pitstop_conn_id=pitstop_conn_id, trigger_rule=ALWAYS
         )
@@ -64,10 +89,11 @@ def maintenance_task_group(
     return group
 
 
-def _in_line(before: PitstopOperator, tasks: Sequence[StepOperator]) -> PitstopOperator:
+def _in_line(before: PitstopOperator, tasks: Sequence[PitstopOperator]) -> PitstopOperator:
     """Put tasks one after another behind `before`, and return the last."""
     line = (before, *tasks)
-    chain(*line)
+    if tasks:
+        chain(*line)
     return line[-1]
 
 

@@ -10,17 +10,16 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from pitstop.fleet.node import RemoteNode
 from pitstop.journal.store import Journal
 from pitstop.provider.killing import GOES_ON, cancel, is_cancelled
-from pitstop.steps.leases import lease_order
+from pitstop.steps.waiting import Waiter
 
 SLICE = 10.0
 """Seconds a single question to the node may take."""
 
 
 class NodeTrigger(BaseTrigger):
-    """Waits until a node's operation is over, or the node has rebooted, or a deadline.
+    """Waits until a node's operation or a scheduler's job is over, or a node has rebooted.
 
     Its keyword arguments are all it knows: a triggerer that dies loses nothing, another one
     starts over. It only asks: nothing on the node is started, and nothing is cancelled when
@@ -59,16 +58,16 @@ class NodeTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Ask until it is over; the event says whether it is, or time ran out."""
         deadline = datetime.fromisoformat(self.deadline)
-        node = await asyncio.to_thread(self._node)
+        waiter = await asyncio.to_thread(self._waiter)
         try:
-            while not await asyncio.to_thread(node.poll, self.wait, SLICE):
+            while not await asyncio.to_thread(waiter.poll, self.wait, SLICE):
                 if datetime.now(UTC) > deadline:
                     yield TriggerEvent({"over": False})
                     return
                 # A node that is booting answers nothing; it is asked again.
-                await asyncio.sleep(1)
+                await asyncio.sleep(waiter.pause(self.wait))
         finally:
-            await asyncio.to_thread(node.close)
+            await asyncio.to_thread(waiter.close)
         yield TriggerEvent({"over": True})
 
     async def on_kill(self) -> None:
@@ -77,23 +76,22 @@ class NodeTrigger(BaseTrigger):
         Airflow 3.3 and later call it when a person marks or clears the deferred task. Before
         that nobody does: the work goes on, and the engine's fence holds off whatever comes.
         """
-        if not is_cancelled(self.verb):
+        if not is_cancelled(self.verb) or "id" not in self.wait:
             self.log.info("%s: %s", self.verb, GOES_ON)
             return
         self.log.info("killed: %s", await asyncio.to_thread(self._cancel))
 
     def _cancel(self) -> str:
-        node = self._node()
+        waiter = self._waiter()
         try:
-            return cancel(node, str(self.wait["id"]))
+            return cancel(waiter.node, str(self.wait["id"]))
         finally:
-            node.close()
+            waiter.close()
 
-    def _node(self) -> RemoteNode:
+    def _waiter(self) -> Waiter:
         journal = Journal(Path(self.home) / "journal.db")
         try:
             plan = journal.plan(self.run_id)
         finally:
             journal.close()
-        order = lease_order(plan, self.run_id, "airflow triggerer")
-        return RemoteNode(plan.node, plan.node_spec, lease=order)
+        return Waiter(plan, self.run_id, "airflow triggerer")

@@ -1,0 +1,63 @@
+"""Waiting without a run being open: what a trigger asks, again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pitstop.fleet.node import RemoteNode
+from pitstop.fleet.scheduler import Scheduler
+from pitstop.fleet.schedulers import open_scheduler
+from pitstop.model.errors import PermanentError, TemporaryError
+from pitstop.model.plan import Plan
+from pitstop.steps.leases import lease_order
+
+NODE_PAUSE = 1.0
+JOB_PAUSE = 10.0
+"""Seconds between questions to a scheduler: it serves a whole cluster."""
+
+
+class Waiter:
+    """Asks a run's node, or its scheduler, whether what is pending is over.
+
+    Args:
+        plan: of the run.
+        run: its id.
+        who: who asks, for the lease.
+    """
+
+    def __init__(self, plan: Plan, run: str, who: str) -> None:
+        self._plan = plan
+        self.node = RemoteNode(plan.node, plan.node_spec, lease=lease_order(plan, run, who))
+        self._scheduler: Scheduler | None = None
+
+    def poll(self, wait: Mapping[str, Any], seconds: float) -> bool:
+        """Ask, for up to so many seconds, whether it is over; see `RemoteNode.poll`.
+
+        Raises:
+            PitstopError: asking makes no sense.
+        """
+        if wait["for"] != "job":
+            return self.node.poll(wait, seconds)
+        try:
+            job = self._opened().job(int(wait["number"]))
+        except TemporaryError:
+            return False
+        return job is None or job.over
+
+    def pause(self, wait: Mapping[str, Any]) -> float:
+        """Return the seconds until it is asked again."""
+        return JOB_PAUSE if wait["for"] == "job" else NODE_PAUSE
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self.node.close()
+        if self._scheduler is not None:
+            self._scheduler.close()
+
+    def _opened(self) -> Scheduler:
+        if self._plan.scheduler is None:
+            raise PermanentError(self._plan.node, "the site declares no scheduler")
+        if self._scheduler is None:
+            self._scheduler = open_scheduler(self._plan.scheduler.spec)
+        return self._scheduler
