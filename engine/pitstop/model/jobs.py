@@ -28,10 +28,10 @@ class OnJob(StrEnum):
 
 def _path(value: str) -> str:
     try:
-        used = {name for _, name, _, _ in Formatter().parse(value) if name is not None}
+        parts = [part for part in Formatter().parse(value) if part[1] is not None]
     except ValueError as error:
         raise ValueError(f"{value!r}: {error}") from None
-    if used - FIELDS:
+    if any(name not in FIELDS or form or conversion for _, name, form, conversion in parts):
         raise ValueError(f"{value!r} may hold {{job}}, {{user}} and {{name}}, and no other")
     if not value.startswith("/") or "\0" in value:
         raise ValueError(f"{value!r} is no absolute path")
