@@ -157,12 +157,21 @@ def test_workload_that_nothing_brings_back_fails_the_dag_run(rig: SiteRig, run_d
     assert rig.copies() == 1  # the last one, which answers 503
 
 
-def test_every_verb_of_the_sequence_has_its_task() -> None:
+def tasks(**options: bool) -> set[str]:
     with DAG(dag_id="verbs", schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC)):
-        group = maintenance_task_group(maintenance="/m.yaml", node=NODE, workloads=["a", "b"])
-    names = {name.removeprefix("maintenance.") for name in group.children}
+        group = maintenance_task_group(
+            maintenance="/m.yaml", node=NODE, workloads=["a", "b"], **options
+        )
+    return {name.removeprefix("maintenance.") for name in group.children}
+
+
+def test_every_verb_of_the_sequence_has_its_task() -> None:
+    of_jobs = {Verb.SIGNAL, Verb.REQUEUE, Verb.RELEASE}
     node_verbs = {Verb.PRECHECK, Verb.MAINTAIN, Verb.VALIDATE, Verb.ROLLBACK, Verb.QUARANTINE}
     expected = {verb.value for verb in node_verbs} | {
-        f"{verb.value}_{workload}" for verb in set(Verb) - node_verbs for workload in "ab"
+        f"{verb.value}_{workload}" for verb in set(Verb) - node_verbs - of_jobs for workload in "ab"
     }
-    assert names == expected | {"plan", "finish"}
+    assert tasks() == expected | {"plan", "finish"}
+    assert tasks(scheduler=True) - tasks() == {
+        *("drain", "jobs_prepare", "jobs_move", "return_to_service", "jobs_bring_back")
+    }
