@@ -170,6 +170,22 @@ def test_its_checkpoint_lies_on_one_node_only(runs: SlurmRuns) -> None:
     assert runs.is_one_process()
 
 
+def test_slurm_reboots_the_node(runs: SlurmRuns) -> None:
+    """As an administrator would: so Slurm does not take it for one that fell over."""
+    runs.changes["reboot"] = "slurm"
+    runs.counter()
+    before = runs.cluster.lab.node(NODE).boot_id
+    result = runs.run(runs.plan(runbook="patch-and-restart"))
+    assert result.state == "done", result.cause
+    assert one(result).outcome in (Outcome.RESTORED, Outcome.MIGRATED)
+    assert runs.cluster.lab.node(NODE).boot_id != before
+    log = (runs.cluster.root / "slurmctld.log").read_text()
+    assert "reboot" in log
+    assert f"Node {NODE} unexpectedly rebooted" not in log
+    runs.counts()
+    assert runs.is_one_process()
+
+
 def test_jobs_without_a_launcher(runs: SlurmRuns) -> None:
     runs.changes["jobs"] = [
         {"match_name": "short", "not_launched": "wait", "wait_deadline": 100},

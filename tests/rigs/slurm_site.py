@@ -97,14 +97,19 @@ class SlurmRuns:
         path.write_text(json.dumps(data))
         return path
 
-    def plan(self, command: list[str] | None = None, node: str = NODE) -> Plan:
-        """Plan a maintenance that only runs a command."""
+    def plan(
+        self,
+        command: list[str] | None = None,
+        node: str = NODE,
+        runbook: str = "quiet.md.j2",
+    ) -> Plan:
+        """Plan a maintenance that only runs a command, unless the runbook does more."""
         (self.home / "quiet.md.j2").write_text(QUIET)
         path = self.home / "quiet.yaml"
         data = {
             "schema": "pitstop/maintenance/v1",
             "title": "quiet",
-            "runbook": "quiet.md.j2",
+            "runbook": runbook,
             "nodes": [node],
             "variables": {"patch_command": command or ["true"]},
         }
@@ -166,7 +171,7 @@ def slurm_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmSite]:
     root = tmp_path_factory.mktemp("site")
     with Lab(root / "lab", [CONTROLLER, *NODES]) as lab:
         (root / "slurm").mkdir()
-        cluster = SlurmCluster(lab, root / "slurm", CONTROLLER, NODES)
+        cluster = SlurmCluster(lab, root / "slurm", CONTROLLER, NODES, reboots=True)
         with closing(cluster):
             cluster.start_at_boot()
             yield write_site(root, cluster)

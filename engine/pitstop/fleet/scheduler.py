@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pitstop.model.errors import PermanentError
+
 MARK = "pitstop:"
 """What a reason or note of ours begins with; the run's id follows."""
 
@@ -152,6 +154,15 @@ class Scheduler(ABC):
         Raises:
             PitstopError: it was not done, or is not known to be.
         """
+
+    def reboot(self, node: str, run: str) -> None:
+        """Have the scheduler reboot a node that is ours and empty, and keep it closed.
+
+        Raises:
+            Refused: it is not ours, or not empty.
+            PitstopError: it was not done, or this scheduler cannot.
+        """
+        raise PermanentError(node, f"its scheduler reboots no nodes (asked by {run})")
 
     @abstractmethod
     def close(self) -> None:

@@ -7,6 +7,7 @@ share a directory. A node that loses power takes its slurmd with it.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import stat
 import subprocess
@@ -74,7 +75,14 @@ class SlurmCluster:
         root: settings, logs and state; `slurm.conf` is in it.
     """
 
-    def __init__(self, lab: Lab, root: Path, controller: str, nodes: Sequence[str]) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        root: Path,
+        controller: str,
+        nodes: Sequence[str],
+        reboots: bool = False,
+    ) -> None:
         """Start it, and wait until all nodes are idle.
 
         Args:
@@ -82,12 +90,14 @@ class SlurmCluster:
             root: an empty directory.
             controller: the node that runs slurmctld.
             nodes: those that run slurmd.
+            reboots: its reboot program reboots; else it only says that it was called.
         """
         self.lab = lab
         self.root = root
         self.controller = lab.node(controller)
         self.nodes = tuple(nodes)
         self._closing = False
+        self._reboots = reboots
         self._lay_out()
         self._daemons = [
             self._daemon(
@@ -188,7 +198,10 @@ class SlurmCluster:
         (self.root / "gres.conf").write_text(_GRES.format(**values, last=GPUS - 1))
         (self.root / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         program = self.root / "reboot"
-        program.write_text(f'#!/bin/sh\ntouch "{self.root}/reboot.$(hostname)"\n')
+        act = f'touch "{self.root}/reboot.$(hostname)"'
+        if self._reboots:
+            act = f"exec {shlex.join(self.controller.reboot_command)}"
+        program.write_text(f"#!/bin/sh\n{act}\n")
         program.chmod(0o755)
         key = self.root / "munge.key"
         key.write_bytes(os.urandom(1024))

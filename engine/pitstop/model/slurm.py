@@ -26,6 +26,9 @@ class SlurmSpec(Model):
         shared_state: whether `workloads` and `images` of the nodes' state directories lie on
             storage that all of them see. Without it a saved job can only start again on the
             node that holds its checkpoint.
+        reboot: who reboots nodes: the node's own command, or Slurm, which then takes no such
+            node for one that fell over. Slurm is not asked for a node that somebody else has
+            drained, as it writes to their reason.
         jobs: policies; the first that matches counts.
         others: the policy of all other jobs.
     """
@@ -38,6 +41,7 @@ class SlurmSpec(Model):
     drain_deadline: Seconds = 600
     start_deadline: Seconds = 300
     shared_state: bool = False
+    reboot: Literal["node", "slurm"] = "node"
     jobs: tuple[JobRule, ...] = ()
     others: JobPolicy = Field(default_factory=JobPolicy)
 

@@ -129,18 +129,30 @@ def _problem(step: RunbookStep, result: dict[str, Any]) -> str:
 def _reboot(ctx: RunContext, step: RunbookStep) -> dict[str, Any]:
     before = _boot_id_before(ctx, step)
     now = str(ctx.node.ping()["boot_id"])
+    by_scheduler = _scheduler_reboots(ctx)
     if now == before:
-        identifier = ctx.operation_id(Verb.MAINTAIN, ctx.plan.node, 1, step.step)
-        _start_reboot(ctx, identifier, step)
+        if by_scheduler:
+            ctx.scheduler.reboot(ctx.scheduler_node, ctx.run)
+        else:
+            identifier = ctx.operation_id(Verb.MAINTAIN, ctx.plan.node, 1, step.step)
+            _start_reboot(ctx, identifier, step)
         now = ctx.node.wait_reboot(before, ctx.plan.node_spec.reboot_deadline, ctx.progress)
     return {
         "step": step.step,
         "kind": "reboot",
-        "command": list(ctx.plan.node_spec.reboot),
+        "command": ["slurm"] if by_scheduler else list(ctx.plan.node_spec.reboot),
         "boot_id_before": before,
         "boot_id_after": now,
         "attempts": 1,
     }
+
+
+def _scheduler_reboots(ctx: RunContext) -> bool:
+    """A scheduler writes to a node's reason when it reboots it: only where that is ours."""
+    if ctx.plan.scheduler is None or ctx.scheduler_spec.reboot != "slurm":
+        return False
+    drained = ctx.result(Verb.DRAIN, ctx.plan.node) or {}
+    return bool(drained.get("claim") == "ours")
 
 
 def _start_reboot(ctx: RunContext, identifier: str, step: RunbookStep) -> None:

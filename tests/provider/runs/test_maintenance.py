@@ -157,10 +157,10 @@ def test_workload_that_nothing_brings_back_fails_the_dag_run(rig: SiteRig, run_d
     assert rig.copies() == 1  # the last one, which answers 503
 
 
-def tasks(**options: bool) -> set[str]:
+def tasks(scheduler: bool = False) -> set[str]:
     with DAG(dag_id="verbs", schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC)):
         group = maintenance_task_group(
-            maintenance="/m.yaml", node=NODE, workloads=["a", "b"], **options
+            maintenance="/m.yaml", node=NODE, workloads=["a", "b"], scheduler=scheduler
         )
     return {name.removeprefix("maintenance.") for name in group.children}
 
