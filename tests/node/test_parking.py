@@ -118,7 +118,9 @@ def test_a_workload_that_ends_by_itself_does_not_park(in_job: Engine) -> None:
 def test_what_runs_here_is_listed_with_its_job(in_job: Engine) -> None:
     assert launched_here(in_job.state) == []
     in_job.serve()
-    assert in_job.rpc("launched")["launched"] == [{"workload": WORKLOAD, "job": "12"}]
+    assert in_job.rpc("launched")["launched"] == [
+        {"workload": WORKLOAD, "job": "12", "user": "root"}
+    ]
     other = in_job.record()
     in_job.files().write(replace(other, boot_id="of another node"))
     assert in_job.rpc("launched")["launched"] == []

@@ -189,11 +189,12 @@ def test_root_with_everything() -> None:
     assert (check.state, check.why) == (OK, "")
 
 
-def test_missing_sys_resource_is_harmless_for_root_and_says_so() -> None:
+def test_missing_sys_resource_is_harmless_for_roots_workloads_only() -> None:
     mask = without("CAP_SYS_RESOURCE")
     check = privileges.judge_privileges(Privileges(0, mask, mask))
     assert check.state is OK
-    assert "harmless" in check.why
+    assert "harmless for workloads of root" in check.why
+    assert "those of other users cannot be saved" in check.why
 
 
 def test_sys_admin_holds_checkpoint_restore_in() -> None:

@@ -187,10 +187,15 @@ def _workload(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def _launched(state: StateDir, _arguments: Mapping[str, Any]) -> dict[str, Any]:
     """List what runs here under a launcher, with the scheduler's job that it is part of."""
+    from pitstop.node.owner import name_of
     from pitstop.node.record import launched_here
 
-    found = [{"workload": r.workload, "job": r.job} for r in launched_here(state)]
-    return {"launched": found}
+    found = launched_here(state)
+    return {
+        "launched": [
+            {"workload": r.workload, "job": r.job, "user": name_of(r.owner)} for r in found
+        ]
+    }
 
 
 def _stat(_state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:

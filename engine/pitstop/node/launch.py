@@ -29,6 +29,7 @@ from pitstop.model.errors import (
 from pitstop.node import kernel, nsinit
 from pitstop.node.clock import now, running_seconds
 from pitstop.node.locks import Lock
+from pitstop.node.owner import Owner
 from pitstop.node.parking import Parked, told_to_stay
 from pitstop.node.paths import StateDir, boot_id
 from pitstop.node.record import Phase, Record, WorkloadState
@@ -56,6 +57,7 @@ class Request:
         begun: seconds since boot when somebody set out to start it; default now.
         gated: the gate was asked a moment ago by the run; do not ask it again.
         job: the scheduler's number of the job that this is part of; empty without one.
+        owner: the user that it is, and runs as; None for root.
         report: descriptor for one JSON line once the workload runs or could not be started.
     """
 
@@ -69,8 +71,14 @@ class Request:
     deny_io_uring: bool = False
     gated: bool = False
     job: str = ""
+    owner: Owner | None = None
     begun: float | None = None
     report: int | None = None
+
+    @property
+    def uid(self) -> int:
+        """The user id that it runs as."""
+        return self.owner.uid if self.owner else 0
 
 
 def launch(request: Request, state: StateDir) -> int:
@@ -163,6 +171,10 @@ def _take(request: Request, files: WorkloadState, signals: Signals) -> Lock:
     while True:
         if not lock.try_acquire():
             raise Refused(request.workload, "a copy of it runs already")
+        record = files.record()
+        if record.generation and record.owner != request.uid:
+            lock.release()
+            raise Refused(request.workload, "it belongs to another user", "choose another name")
         holder = files.holder()
         if holder in ("", request.run):
             return lock
@@ -257,6 +269,7 @@ class _Launcher:
             stdout=stdout,
             stderr=stderr,
             deny_io_uring=self.request.deny_io_uring,
+            owner=self.request.owner,
         )
         self._start("cold", None, lambda: nsinit.start_cold(program), cause)
 
@@ -278,6 +291,7 @@ class _Launcher:
             launcher_pid=os.getpid(),
             cold_start_seconds=before.cold_start_seconds,
             job=self.request.job,
+            owner=self.request.uid,
         )
         # A cold start makes every earlier checkpoint stale, so that is on disk before it
         # happens. A restore does the same at CRIU's last question (Restorer.consume).
@@ -386,4 +400,19 @@ def read_env_file(path: Path) -> dict[str, str]:
         if not separator or not name.strip().isidentifier():
             raise PermanentError(f"{path}:{number}", "not of the form NAME=value")
         result[name.strip()] = value
+    return result
+
+
+def read_environment(raw: bytes) -> dict[str, str]:
+    """Read what `env -0` prints.
+
+    Raises:
+        PermanentError: it is something else (named by position only: it may hold secrets).
+    """
+    result: dict[str, str] = {}
+    for position, entry in enumerate(raw.removesuffix(b"\0").split(b"\0") if raw else (), 1):
+        name, separator, value = os.fsdecode(entry).partition("=")
+        if not separator or not name:
+            raise PermanentError(f"stdin, entry {position}", "not of the form NAME=value")
+        result[name] = value
     return result

@@ -41,6 +41,11 @@ def _parser() -> argparse.ArgumentParser:
     launch.add_argument("--run", default="", help="the run on whose behalf this is")
     launch.add_argument("--cwd", default=".")
     launch.add_argument("--env-file", help="file with NAME=value lines")
+    launch.add_argument(
+        "--environment-stdin",
+        action="store_true",
+        help="read the command's environment as NAME=value, each ended by a NUL (env -0)",
+    )
     launch.add_argument("--deny-io-uring", action="store_true")
     launch.add_argument("--gated", action="store_true", help=argparse.SUPPRESS)
     launch.add_argument("--begun", type=float, help=argparse.SUPPRESS)
@@ -96,14 +101,22 @@ def _state(arguments: argparse.Namespace) -> Any:
 def _launch(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from pitstop.node.launch import Request, launch, read_env_file
+    from pitstop.node.launch import Request, launch, read_env_file, read_environment
+    from pitstop.node.owner import refuse_what_is_roots, through_sudo
 
+    owner = through_sudo(os.environ)
+    if owner is not None:
+        refuse_what_is_roots(arguments)
     command = arguments.command
     if command[:1] == ["--"]:
         command = command[1:]
     env = dict(os.environ)
     if arguments.env_file:
         env |= read_env_file(Path(arguments.env_file))
+    if owner is not None:
+        env |= owner.environment()
+    if arguments.environment_stdin:
+        env = read_environment(sys.stdin.buffer.read())
     request = Request(
         workload=arguments.workload,
         command=command,
@@ -114,7 +127,8 @@ def _launch(arguments: argparse.Namespace) -> int:
         run=arguments.run,
         deny_io_uring=arguments.deny_io_uring,
         gated=arguments.gated,
-        job=os.environ.get("SLURM_JOB_ID", ""),
+        job=env.get("SLURM_JOB_ID", ""),
+        owner=owner,
         begun=arguments.begun,
         report=arguments.report_fd,
     )

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from pitstop.model.errors import PitstopError
 from pitstop.node import kernel
+from pitstop.node.owner import Owner
 
 FIRST_PID = 1000
 """Workloads get PIDs above this, so that CRIU and its helpers, which run in the same fresh
@@ -45,6 +46,7 @@ class Program:
     stdout: Path
     stderr: Path
     deny_io_uring: bool
+    owner: Owner | None = None
 
 
 def serve(report: int, start: Callable[[], int]) -> NoReturn:
@@ -115,7 +117,6 @@ def _become(program: Program) -> None:
     for entry in os.listdir("/proc/self/fd"):
         if int(entry) > 2 and Path(f"/proc/self/fd/{entry}").is_symlink():
             os.set_inheritable(int(entry), False)
-    os.chdir(program.cwd)
     # An interpreter ignores the last two for itself; the workload must not inherit that.
     for number in (*FORWARDED, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
@@ -125,6 +126,9 @@ def _become(program: Program) -> None:
     kernel.adopt_orphans()
     if program.deny_io_uring:
         kernel.deny_io_uring()
+    if program.owner is not None:
+        program.owner.become()
+    os.chdir(program.cwd)  # as its user: root may enter where that one may not
     try:
         os.execvpe(program.command[0], list(program.command), dict(program.env))
     except OSError as error:

@@ -39,6 +39,7 @@ class Record:
         root_pid: of the workload's first process inside that namespace.
         start_seconds: from when somebody set out to start it until its processes ran.
         job: the scheduler's number of the job that it runs in; empty without one.
+        owner: the user id that it runs as; nobody else can start it again.
         ended: `{"exit": n}` or `{"signal": n}` once it has ended.
     """
 
@@ -59,6 +60,7 @@ class Record:
     cold_start_seconds: float | None = None
     start_seconds: float | None = None
     job: str = ""
+    owner: int = 0
 
 
 class WorkloadState:

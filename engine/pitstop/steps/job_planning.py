@@ -85,13 +85,11 @@ class _Planner:
         self._node = node
         self._changes = changes
         self._scheduler = scheduler
-        self._launched: dict[str, list[str]] = {}
-        for found in node.call("launched")["launched"]:
-            self._launched.setdefault(str(found["job"]), []).append(str(found["workload"]))
+        self._launched = node.call("launched")["launched"]
 
     def plan(self, job: Job) -> JobPlan:
         policy = self._spec.policy(job.name, job.user)
-        launched = self._launched.get(str(job.number), [])
+        launched = self._launched_in(job)
         workload = launched[0] if len(launched) == 1 else ""
         inspected = self._inspect(workload, policy) if workload else {}
         predicted = self._predict(inspected)
@@ -126,6 +124,17 @@ class _Planner:
             fingerprint=inspected.get("fingerprint", {}),
             predicted=predicted.to_json() if inspected else None,
         )
+
+    def _launched_in(self, job: Job) -> list[str]:
+        """Return the workloads that say they are part of a job, and are its owner's.
+
+        A launcher knows its job from its environment, which is its user's to set.
+        """
+        return [
+            str(found["workload"])
+            for found in self._launched
+            if found["job"] == str(job.number) and found["user"] in (job.user, "root")
+        ]
 
     def _inspect(self, workload: str, policy: JobPolicy) -> dict[str, Any]:
         asked = {workload: {"probes": probes_of_policy(policy), "pid_file": None}}

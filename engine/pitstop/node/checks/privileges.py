@@ -87,8 +87,8 @@ def judge_privileges(found: Privileges) -> Check:
         notes.append("CAP_CHECKPOINT_RESTORE is missing, but CAP_SYS_ADMIN holds it in")
     if not found.has("CAP_SYS_RESOURCE"):
         notes.append(
-            "CAP_SYS_RESOURCE is missing, which is harmless for root: "
-            "CRIU logs `Can't setup RLIMIT_NOFILE` and goes on"
+            "CAP_SYS_RESOURCE is missing: harmless for workloads of root (CRIU logs `Can't setup "
+            "RLIMIT_NOFILE` and goes on), but those of other users cannot be saved"
         )
     return Check("privileges", CheckState.OK, what, words, "; ".join(notes))
 
