@@ -35,7 +35,7 @@ from pitstop.model.errors import (
     PermanentError,
     PitstopError,
 )
-from pitstop.model.site import Ssh
+from pitstop.model.ssh import Ssh
 from tests.rigs.engine import until
 
 Connect = Callable[..., SshTransport]
@@ -317,7 +317,7 @@ def test_failed_connection_prints_no_trace_by_itself() -> None:
     """A library's log is not for a person's terminal: the error says what was found."""
     code = (
         "from pitstop.fleet.ssh import SshTransport\n"
-        "from pitstop.model.site import Ssh\n"
+        "from pitstop.model.ssh import Ssh\n"
         "from pitstop.model.errors import NodeUnreachable\n"
         "try:\n"
         "    SshTransport('n', Ssh(address='x', proxy_command=['false'])).run(['true'], b'', 9)\n"

@@ -17,7 +17,8 @@ from pitstop.model.plain import canonical_json, digest_of
 from pitstop.model.plan import Plan
 from pitstop.model.result import RunResult
 from pitstop.model.runbook import FrontMatter, RunbookStep
-from pitstop.model.site import DEFAULT_RETRIES, Node, Retry, Site, SitePolicy, Ssh
+from pitstop.model.site import DEFAULT_RETRIES, Node, Retry, Site, SitePolicy
+from pitstop.model.ssh import Ssh
 from pitstop.model.words import Outcome, Verb
 from pitstop.model.workload import Action, Gauge, HttpProbe, Launch, Probe, Ready, Stop, Workload
 

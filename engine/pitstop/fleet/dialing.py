@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from pitstop.model.errors import NodeUnreachable
-from pitstop.model.site import Ssh
+from pitstop.model.ssh import Ssh
 
 PROXY_GRACE = 2.0
 """Seconds a proxy command has to end by itself once it was asked to."""

@@ -27,7 +27,7 @@ from pitstop.model.errors import (
     NodeUnreachable,
     PermanentError,
 )
-from pitstop.model.site import Ssh
+from pitstop.model.ssh import Ssh
 
 # Without a handler of the application's own, its traces would go to a person's terminal.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from pitstop.model.base import Model, Name
 from pitstop.model.plain import digest_of
+from pitstop.model.router import RouterSpec
 from pitstop.model.runbook import RunbookStep
 from pitstop.model.site import Node, SitePolicy
 from pitstop.model.words import Shape, Strategy
@@ -55,6 +56,7 @@ class Plan(Model):
     Attributes:
         go: whether the run may start; `no_go` says why not.
         boot_id: of the node at planning.
+        routers: those that the workloads are behind.
     """
 
     schema_: Literal["pitstop/plan/v1"] = Field(alias="schema", default="pitstop/plan/v1")
@@ -67,6 +69,7 @@ class Plan(Model):
     boot_id: str
     runbook: RunbookRef
     workloads: tuple[WorkloadPlan, ...]
+    routers: dict[Name, RouterSpec] = Field(default_factory=dict)
     go: bool
     no_go: tuple[str, ...] = ()
 

@@ -6,35 +6,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pitstop.model.base import Argument, Model, Name
+from pitstop.model.base import Model, Name
 from pitstop.model.fingerprint import HOST_PREFIX
+from pitstop.model.router import RouterSpec, counts
+from pitstop.model.ssh import Ssh
 from pitstop.model.words import Verb
 from pitstop.model.workload import Action, Command, Seconds, Workload
 
 SCHEMA = "pitstop/site/v1"
-
-
-class Ssh(Model):
-    """How a node is reached by SSH.
-
-    Attributes:
-        host_keys: public host keys, `type base64`. Where given, only these are accepted.
-        known_hosts: a known_hosts file to check against otherwise; default the user's own.
-        identity_file: private key. Without it the agent and default keys are asked.
-        proxy_command: argument list that connects its stdin and stdout to the node's SSH
-            port; `%h` and `%p` alone in an argument become address and port.
-        keepalive: seconds between keepalive messages; three unanswered end the connection.
-    """
-
-    address: Annotated[str, Field(min_length=1, max_length=255)]
-    port: Annotated[int, Field(ge=1, le=65535)] = 22
-    user: Annotated[str, Field(min_length=1, max_length=64)] = "root"
-    host_keys: tuple[Annotated[str, Field(pattern=r"^[a-z0-9@.-]+ [A-Za-z0-9+/=]+")], ...] = ()
-    known_hosts: str | None = None
-    identity_file: str | None = None
-    proxy_command: tuple[Argument, ...] = ()
-    connect_timeout: Seconds = 15
-    keepalive: Annotated[float, Field(gt=0, le=3600)] = 5
 
 
 class Node(Model):
@@ -127,12 +106,13 @@ class SitePolicy(Model):
 
 
 class Site(Model):
-    """One installation: its nodes, workloads and policy."""
+    """One installation: its nodes, workloads, the routers before them, and policy."""
 
     schema_: Literal["pitstop/site/v1"] = Field(alias="schema")
     name: Name
     nodes: Annotated[dict[Name, Node], Field(min_length=1)]
     workloads: dict[Name, Workload] = Field(default_factory=dict)
+    routers: dict[Name, RouterSpec] = Field(default_factory=dict)
     policy: SitePolicy = Field(default_factory=SitePolicy)
 
     @model_validator(mode="after")
@@ -143,4 +123,21 @@ class Site(Model):
                     raise ValueError(
                         f"workload {name!r} lies on node {node!r}, which is not declared"
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _routers_exist(self) -> Self:
+        for name, workload in self.workloads.items():
+            at = workload.drain.router
+            if at is None:
+                continue
+            if at.name not in self.routers:
+                raise ValueError(
+                    f"workload {name!r} is behind router {at.name!r}, which is not declared"
+                )
+            if workload.drain.in_flight is None and not counts(self.routers[at.name]):
+                raise ValueError(
+                    f"workload {name!r} needs drain.in_flight: router {at.name!r} "
+                    f"({self.routers[at.name].kind}) cannot count its requests in flight"
+                )
         return self
