@@ -17,6 +17,7 @@ from pitstop.model.site import Site
 from pitstop.model.words import Strategy
 from pitstop.model.workload import Workload
 from pitstop.report.runbook import bind, parse_runbook
+from pitstop.steps.routing import unreachable
 from pitstop.steps.specs import inspect_argument
 
 
@@ -45,8 +46,7 @@ def make_plan(
     workloads = tuple(
         _plan_workload(n, w, found["workloads"][n], changes, site) for n, w in declared.items()
     )
-    no_go = tuple(_no_go(found, workloads))
-    return Plan(
+    plan = Plan(
         site=site.name,
         policy=site.policy,
         title=maintenance.title,
@@ -56,9 +56,15 @@ def make_plan(
         boot_id=found["boot_id"],
         runbook=runbook.ref(maintenance.runbook).model_copy(update={"changes": changes}),
         workloads=workloads,
-        go=not no_go,
-        no_go=no_go,
+        routers={
+            w.drain.router.name: site.routers[w.drain.router.name]
+            for w in declared.values()
+            if w.drain.router is not None
+        },
+        go=True,
     )
+    no_go = (*_no_go(found, workloads), *unreachable(plan))
+    return plan.model_copy(update={"go": not no_go, "no_go": no_go})
 
 
 def _plan_workload(

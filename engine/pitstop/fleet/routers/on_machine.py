@@ -89,8 +89,8 @@ def replace(path: str, expected: str, content: bytes) -> bytes:
 def children(pid_file: str) -> bytes:
     """Return the processes below the one whose PID a file has: JSON, `[pid, title]` each."""
     parent = int(read(pid_file).decode())
-    if not os.path.exists("/proc/%d" % parent):
-        raise ValueError("%s names process %d, which is not there" % (pid_file, parent))
+    if not os.path.exists(f"/proc/{parent}"):
+        raise ValueError(f"{pid_file} names process {parent}, which is not there")
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit():
