@@ -77,6 +77,14 @@ class Behind:
             in_network(self.rig.node, lambda: fetch(f"http://127.0.0.1:{FRONT}/slow"))
 
 
+def answers(rig: SiteRig) -> bool:
+    try:
+        in_network(rig.node, lambda: fetch(f"http://127.0.0.1:{THERE}/"))
+    except OSError:
+        return False
+    return True
+
+
 def behind(rig: SiteRig, kind: str) -> Iterator[Behind]:
     require_routers()
     root = rig.root / "router"
@@ -85,6 +93,7 @@ def behind(rig: SiteRig, kind: str) -> Iterator[Behind]:
     there.touch()
     other = rig.node.popen_net(replica_command(THERE, there))
     with ended(other):
+        until(lambda: answers(rig), "the other replica answers")
         real = KINDS[kind](root, FRONT, [HERE, THERE], rig.node.popen_net)
         with ended(real.process):
             rig.site["routers"] = {"lb": real.spec}

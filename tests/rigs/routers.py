@@ -57,13 +57,13 @@ class RealHaproxy:
 
     def config(self) -> str:
         servers = "\n".join(
-            f"  server s{port} 127.0.0.1:{port} check inter 100ms fall 2 rise 20"
+            f"  server s{port} 127.0.0.1:{port} check inter 200ms fall 2 rise 20"
             for port in self.ports
         )
         return (
             f"global\n  stats socket {self.socket} mode 600 level admin\n  nbthread 2\n"
             "defaults\n  mode http\n  retries 0\n  timeout connect 5s\n  timeout client 60s\n"
-            "  timeout server 60s\n  timeout queue 5s\n"
+            "  timeout server 60s\n  timeout queue 5s\n  timeout check 5s\n"
             f"frontend fe\n  bind 127.0.0.1:{self._front}\n  default_backend be\n"
             f"backend be\n  balance roundrobin\n  option httpchk GET /\n{servers}\n"
         )
@@ -98,7 +98,9 @@ class RealNginx:
         self.upstream.write_text(f"upstream be {{ # two replicas\n{lines}}}\n")
         (root / "nginx.conf").write_text(self.config(front))
         self.process = popen(
-            [*self.program, "-g", "daemon off;"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [*self.program, "-g", "daemon off;"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         until(lambda: (root / "nginx.pid").exists(), "nginx is up")
         until(self.has_workers, "nginx has workers")
