@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from pitstop.fleet.routers.factory import router_for
 from pitstop.fleet.routers.router import Router
 from pitstop.lab.syscalls import CLONE_NEWNET, setns
 from pitstop.model.router import Haproxy, Nginx
+from pitstop.node import processes
 from tests.rigs.engine import until
 
 SERVER = Path(__file__).with_name("counting_server.py")
@@ -119,13 +120,11 @@ class RealNginx:
         )
 
     def has_workers(self) -> bool:
-        children = subprocess.run(
-            ["ps", "-o", "args=", "--ppid", str(self.process.pid)],
-            capture_output=True,
-            text=True,
-            check=False,
-        ).stdout
-        return "worker process" in children
+        for process in processes.tree(self.process.pid):
+            with suppress(OSError):
+                if b"worker process" in Path(f"/proc/{process.pid}/cmdline").read_bytes():
+                    return True
+        return False
 
     def close_by_hand(self, replica: str) -> None:
         """What an operator does with it."""

@@ -1,0 +1,563 @@
+"""HAProxy and nginx as they are: closed, watched, opened, and left as somebody else set them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pitstop.demo.setup import node_data
+from pitstop.fleet.routers import on_machine
+from pitstop.fleet.routers.factory import router_for
+from pitstop.fleet.routers.haproxy import HaproxyRouter
+from pitstop.fleet.routers.machine import Machine
+from pitstop.fleet.routers.nginx import NginxRouter
+from pitstop.fleet.routers.router import CannotCount, Count, NotUnderstood, Router, wait_idle
+from pitstop.lab.lab import Lab
+from pitstop.model.errors import (
+    BadInput,
+    DeadlineExceeded,
+    PermanentError,
+    Refused,
+    TemporaryError,
+)
+from pitstop.model.plan import Plan, RunbookRef, WorkloadPlan
+from pitstop.model.router import Haproxy, Nginx
+from pitstop.model.site import Node, SitePolicy
+from pitstop.model.words import Shape, Strategy
+from pitstop.model.workload import AtRouter, Drain, HttpProbe, Launch, Ready, Workload
+from pitstop.steps import routing
+from pitstop.steps.context import RunContext
+from pitstop.steps.runs import create_run
+from tests.rigs.engine import until
+from tests.rigs.routers import (
+    KINDS,
+    Real,
+    RealHaproxy,
+    RealNginx,
+    built,
+    ended,
+    fetch,
+    replica_command,
+    require_routers,
+)
+
+
+def free_ports(number: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+
+
+def quiet(argv: list[str], **options: Any) -> subprocess.Popen[Any]:
+    return subprocess.Popen(argv, **{"stdout": subprocess.DEVNULL, "stderr": -3, **options})
+
+
+@pytest.fixture(scope="module")
+def replicas() -> Iterator[list[int]]:
+    """Two counting servers, by their ports."""
+    require_routers()
+    ports = free_ports(2)
+    with ended(*(quiet(replica_command(port, Path("/dev/null"))) for port in ports)):
+        for port in ports:
+            until(partial(up, port), "a replica answers")
+        yield ports
+
+
+def up(port: int) -> bool:
+    try:
+        fetch(f"http://127.0.0.1:{port}/")
+    except OSError:
+        return False
+    return True
+
+
+class Scene:
+    """A real router, and pitstop's view of it."""
+
+    def __init__(self, real: Real, front: int, ports: list[int]) -> None:
+        self.real = real
+        self.front = front
+        self.here, self.there = ports
+        self.replica = real.replicas[0]
+        self.router: Router = built(real)
+
+    def ask(self, path: str = "/count") -> int:
+        return int(fetch(f"http://127.0.0.1:{self.front}{path}")["port"])
+
+    def answering(self) -> set[int]:
+        return {self.ask() for _ in range(12)}
+
+    def own(self) -> float:
+        return float(fetch(f"http://127.0.0.1:{self.here}/inflight")["in_flight"])
+
+    @property
+    def count(self) -> Count | None:
+        return None if self.router.counts else self.own
+
+    def slow(self, pool: ThreadPoolExecutor, seconds: float) -> Any:
+        """Have a slow request in flight at our replica, and return its answer to come."""
+        before = self.own()
+        asked = [pool.submit(self.ask, f"/slow/{seconds}") for _ in range(4)]
+        until(lambda: self.own() > before, "a slow request is in flight")
+        return asked
+
+    def wait(self, deadline: float = 10, said: list[str] | None = None) -> dict[str, float]:
+        before = self.router.look(self.replica).before
+        tell: Callable[[str], None] = said.append if said is not None else lambda _t: None
+        return wait_idle(self.router, self.replica, before, deadline, 0.02, tell, self.count)
+
+
+@pytest.fixture(params=KINDS)
+def scene(request: pytest.FixtureRequest, tmp_path: Path, replicas: list[int]) -> Iterator[Scene]:
+    yield from scenes(request.param, tmp_path, replicas)
+
+
+@pytest.fixture
+def haproxy(tmp_path: Path, replicas: list[int]) -> Iterator[Scene]:
+    yield from scenes("haproxy", tmp_path, replicas)
+
+
+@pytest.fixture
+def nginx(tmp_path: Path, replicas: list[int]) -> Iterator[Scene]:
+    yield from scenes("nginx", tmp_path, replicas)
+
+
+def scenes(kind: str, root: Path, replicas: list[int]) -> Iterator[Scene]:
+    [front] = free_ports(1)
+    real = KINDS[kind](root, front, replicas, quiet)
+    with ended(real.process):
+        found = Scene(real, front, replicas)
+        until(lambda: found.answering() == set(replicas), "both replicas answer")
+        with found.router:
+            yield found
+
+
+# --- both
+
+
+def test_closed_replica_gets_no_new_requests_and_ends_those_it_has(scene: Scene) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        slow = scene.slow(pool, 0.4)
+        before = scene.router.close_admission(scene.replica)
+        assert before.open
+        assert scene.answering() == {scene.there}
+        assert scene.own() > 0
+        assert {answer.result(10) for answer in slow} == {scene.here, scene.there}
+    assert scene.router.open_admission(scene.replica, before) is True
+    assert scene.answering() == {scene.here, scene.there}
+
+
+def test_closing_again_with_what_was_before_remembers_that_it_was_open(scene: Scene) -> None:
+    before = scene.router.close_admission(scene.replica)
+    again = scene.router.close_admission(scene.replica, before)
+    assert again == before
+    assert scene.router.open_admission(scene.replica, again) is True
+    assert scene.router.open_admission(scene.replica, again) is True
+    assert scene.router.look(scene.replica).open
+
+
+def test_what_somebody_else_has_closed_is_left_closed(scene: Scene) -> None:
+    scene.real.close_by_hand(scene.replica)
+    until(lambda: not scene.router.look(scene.replica).open, "closed by hand")
+    seen = scene.router.look(scene.replica).words
+    before = scene.router.close_admission(scene.replica)
+    assert not before.open
+    until(lambda: scene.router.look(scene.replica).settled, "settled")
+    scene.wait()
+    assert scene.router.open_admission(scene.replica, before) is False
+    assert scene.router.look(scene.replica).words == seen.partition("; 2 workers")[0]
+
+
+def test_waits_for_what_is_in_flight_and_sees_zero_twice(scene: Scene) -> None:
+    said: list[str] = []
+    with ThreadPoolExecutor(8) as pool:
+        slow = scene.slow(pool, 0.3)
+        seen = scene.wait(said=said)
+        assert all(answer.result(10) for answer in slow)
+    assert seen["in_flight_at_start"] >= 1
+    assert seen["in_flight_at_end"] == 0
+    assert 0.1 < seen["waited_seconds"] < 5
+    assert "closed" in said[0]
+    assert said[-1].endswith(" 0 in flight")
+
+
+def test_deadline_names_what_is_still_in_flight(scene: Scene) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        slow = scene.slow(pool, 1.0)
+        with pytest.raises(DeadlineExceeded, match=r"[1-4] requests still in flight after 0\.1 s"):
+            scene.wait(deadline=0.1)
+        assert all(answer.result(10) for answer in slow)
+
+
+def test_replica_that_the_router_does_not_have_is_named(scene: Scene) -> None:
+    unknown = "be/nobody" if isinstance(scene.real, RealHaproxy) else "127.0.0.1:1"
+    with pytest.raises(BadInput, match=unknown):
+        scene.router.close_admission(unknown)
+
+
+# --- HAProxy
+
+
+def test_haproxy_drain_becomes_maint_once_it_is_idle(haproxy: Scene) -> None:
+    before = haproxy.router.close_admission(haproxy.replica)
+    assert haproxy.router.look(haproxy.replica).words.startswith("DRAIN, forced")
+    wait_idle(haproxy.router, haproxy.replica, before, 5, 0.02, lambda _t: None)
+    assert haproxy.router.look(haproxy.replica).words.startswith("MAINT, forced")
+    # Trying again, as a resumed run does, must not open it for sticky clients.
+    haproxy.router.close_admission(haproxy.replica, before)
+    assert haproxy.router.look(haproxy.replica).words.startswith("MAINT, forced")
+    haproxy.router.open_admission(haproxy.replica, before)
+    # A server that leaves maint is up at once, though its check wants 20 good answers.
+    assert haproxy.router.look(haproxy.replica).words == "READY; running"
+
+
+def test_haproxy_weight_zero_is_somebody_elses_closing(haproxy: Scene) -> None:
+    assert isinstance(haproxy.real, RealHaproxy)
+    haproxy.real.command(f"set server {haproxy.replica} weight 0")
+    before = haproxy.router.close_admission(haproxy.replica)
+    assert (before.open, before.words) == (False, "weight 0; running")
+    assert haproxy.router.open_admission(haproxy.replica, before) is False
+
+
+def test_haproxy_opened_by_somebody_else_meanwhile_is_not_idle(haproxy: Scene) -> None:
+    assert isinstance(haproxy.real, RealHaproxy)
+    real, replica = haproxy.real, haproxy.replica
+
+    def open_by_hand() -> float:
+        real.command(f"set server {replica} state ready")
+        return 0
+
+    before = haproxy.router.look(replica).before
+    with pytest.raises(Refused, match="opened by somebody else"):
+        wait_idle(haproxy.router, replica, before, 5, 0.02, lambda _t: None, open_by_hand)
+
+
+@pytest.mark.parametrize("replica", ["be", "be/", "/s", "be/s;show info", "be/s/x", "bé/s"])
+def test_haproxy_name_that_could_be_another_command_is_refused(replica: str) -> None:
+    router = HaproxyRouter("lb", Haproxy(kind="haproxy", socket="/not/asked"))
+    with pytest.raises(BadInput, match="BACKEND/SERVER"):
+        router.close_admission(replica)
+
+
+def test_haproxy_that_is_not_there_or_may_not_be_told(haproxy: Scene, tmp_path: Path) -> None:
+    assert isinstance(haproxy.real, RealHaproxy)
+    gone = HaproxyRouter("lb", Haproxy(kind="haproxy", socket=str(tmp_path / "gone")))
+    with pytest.raises(TemporaryError, match=r"router lb: talk .*gone: .*No such file"):
+        gone.look("be/s")
+    [port] = free_ports(1)
+    refusing = HaproxyRouter("lb", Haproxy(kind="haproxy", socket=f"tcp:127.0.0.1:{port}"))
+    with pytest.raises(TemporaryError, match="refused"):
+        refusing.look("be/s")
+
+
+def test_haproxy_socket_without_admin_level_says_what_it_needs(
+    tmp_path: Path, replicas: list[int]
+) -> None:
+    class Operator(RealHaproxy):
+        def config(self) -> str:
+            return super().config().replace("level admin", "level operator")
+
+    real = Operator(tmp_path, free_ports(1)[0], replicas, quiet)
+    with ended(real.process), built(real) as router, pytest.raises(PermanentError) as caught:
+        router.close_admission(real.replicas[0])
+    assert "Permission denied" in caught.value.cause
+    assert "level admin" in caught.value.hint
+
+
+@pytest.mark.parametrize("said", [b"", b"Unknown command\n", b"1\n# be_id\n", b"HTTP/1.1 400\r\n"])
+def test_something_else_at_the_socket_is_not_understood(tmp_path: Path, said: bytes) -> None:
+    path = tmp_path / "other.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(said)
+
+        other = threading.Thread(target=answer)
+        other.start()
+        router = HaproxyRouter("lb", Haproxy(kind="haproxy", socket=str(path)))
+        with pytest.raises((NotUnderstood, BadInput)):
+            router.look("be/s")
+        other.join(10)
+
+
+def test_socket_that_says_nothing_is_given_up_in_time(tmp_path: Path) -> None:
+    path = tmp_path / "mute.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        router = HaproxyRouter("lb", Haproxy(kind="haproxy", socket=str(path), timeout=0.2))
+        with pytest.raises(TemporaryError, match="timed out"):
+            router.look("be/s")
+
+
+# --- nginx
+
+
+def test_nginx_file_keeps_every_other_byte_its_mode_and_its_link(nginx: Scene) -> None:
+    assert isinstance(nginx.real, RealNginx)
+    file, real_file = nginx.real.upstream, nginx.real.root / "real.conf"
+    text = file.read_bytes().replace(b"two replicas", b"zwei R\xe4der")
+    file.unlink()
+    real_file.write_bytes(text)
+    real_file.chmod(0o640)
+    os.chown(real_file, 0, 12)
+    file.symlink_to(real_file)
+    before = nginx.router.close_admission(nginx.replica)
+    assert file.read_bytes() == text.replace(b"max_fails=0;", b"max_fails=0 down;", 1)
+    nginx.router.open_admission(nginx.replica, before)
+    assert file.read_bytes() == text
+    assert file.is_symlink()
+    found = real_file.stat()
+    assert (stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid) == (0o640, 0, 12)
+    assert [path.name for path in nginx.real.root.iterdir() if "pitstop" in path.name] == []
+
+
+def test_nginx_that_does_not_take_its_configuration_gets_the_old_file_back(nginx: Scene) -> None:
+    assert isinstance(nginx.real, RealNginx)
+    main = nginx.real.root / "nginx.conf"
+    main.write_text(main.read_text() + "somebody elses mistake;\n")
+    before = nginx.real.upstream.read_bytes()
+    with pytest.raises(PermanentError, match="unknown directive"):
+        nginx.router.close_admission(nginx.replica)
+    assert nginx.real.upstream.read_bytes() == before
+    assert nginx.answering() == {nginx.here, nginx.there}
+
+
+def test_nginx_whose_workers_do_not_change_gets_the_old_file_back(
+    nginx: Scene, tmp_path: Path
+) -> None:
+    """A reload that was asked for and not done, as when a new port is taken."""
+    assert isinstance(nginx.real, RealNginx)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        main = nginx.real.root / "nginx.conf"
+        # nginx -t does not listen; the master does, after half a second of trying.
+        port = taken.getsockname()[1]
+        main.write_text(main.read_text().replace("  server {", f"  server {{ listen {port};"))
+        before = nginx.real.upstream.read_bytes()
+        spec = Nginx.model_validate({**nginx.real.spec, "deadline": 0.5})
+        slow_master = pytest.raises((DeadlineExceeded, PermanentError))
+        with NginxRouter("lb", spec) as router, slow_master:
+            router.close_admission(nginx.replica)
+    assert nginx.real.upstream.read_bytes() == before
+
+
+def test_nginx_edited_by_somebody_else_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "upstream.conf"
+    path.write_text("theirs")
+    with pytest.raises(TemporaryError, match="changed by somebody else"):
+        Machine("lb", None).replace(str(path), "as it was read", "ours", 5)
+    assert path.read_text() == "theirs"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_nginx_is_settled_only_when_its_old_workers_have_gone(nginx: Scene) -> None:
+    """A slow request to the other replica keeps an old worker, which may still take ours."""
+    with ThreadPoolExecutor(8) as pool:
+        slow = nginx.slow(pool, 0.6)
+        nginx.router.close_admission(nginx.replica)
+        found = nginx.router.look(nginx.replica)
+        assert (found.open, found.settled) == (False, False)
+        assert "still finish" in found.words
+        assert all(answer.result(10) for answer in slow)
+    until(lambda: nginx.router.look(nginx.replica).settled, "the old workers have gone")
+
+
+def test_nginx_cannot_count_and_says_what_to_declare(nginx: Scene) -> None:
+    with pytest.raises(CannotCount, match=r"drain\.in_flight"):
+        nginx.router.in_flight(nginx.replica)
+
+
+def test_nginx_that_is_not_there(nginx: Scene) -> None:
+    nginx.real.process.terminate()
+    nginx.real.process.wait(10)
+    with pytest.raises(TemporaryError, match=r"nginx\.pid"):
+        nginx.router.close_admission(nginx.replica)
+
+
+# --- by SSH
+
+
+def test_socket_file_and_processes_of_another_machine(
+    lab: Lab, tmp_path: Path, replicas: list[int]
+) -> None:
+    """What stands on a router's machine: there is nothing to install."""
+    node = lab.node("gpu1")
+    ssh = node_data(node)["ssh"]
+    front = free_ports(2)
+    for kind, port in zip(KINDS, front, strict=True):
+        root = tmp_path / kind
+        root.mkdir()
+        real = KINDS[kind](root, port, replicas, node.popen)
+        real.spec["ssh"] = ssh
+        with ended(real.process), built(real) as router:
+            before = router.close_admission(real.replicas[0])
+            found = router.look(real.replicas[0])
+            assert (before.open, found.open) == (True, False), kind
+            assert router.open_admission(real.replicas[0], before) is True
+            with pytest.raises(BadInput):
+                router.look("be/nobody")
+            if isinstance(real, RealHaproxy):
+                assert router.in_flight(real.replicas[0]) == 0
+                broken = {**real.spec, "socket": "/no/such.sock"}
+                not_there = pytest.raises(TemporaryError, match=r"talk /no/such\.sock")
+                with router_for("lb", Haproxy.model_validate(broken)) as gone, not_there:
+                    gone.look("be/s")
+
+
+def test_program_for_other_machines_needs_nothing_of_pitstop(tmp_path: Path) -> None:
+    source = Path(on_machine.__file__)
+    (tmp_path / "file").write_bytes(b"\xff\n")
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", source.read_text(), "read", str(tmp_path / "file")],
+        input=b"",
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, b"\xff\n"), done.stderr
+
+
+# --- the steps around it
+
+
+def plan_behind(scene: Scene) -> Plan:
+    spec = Workload(
+        placement={"n1": 1},
+        launch=Launch(command=("serve",)),
+        ready=Ready(http=HttpProbe(url="http://127.0.0.1:1/")),
+        drain=Drain(router=AtRouter(name="lb", replica=scene.replica), deadline=5, interval=0.02),
+    )
+    planned = WorkloadPlan(
+        name="web",
+        spec=spec,
+        shape=Shape.SINGLE_GPU,
+        strategy=Strategy.RESTORE,
+        reason="as planned",
+        running=True,
+        fingerprint={},
+        predicted={"valid": True, "differences": []},
+    )
+    return Plan(
+        site="lab",
+        policy=SitePolicy(),
+        title="t",
+        reason="",
+        node="n1",
+        node_spec=Node(),
+        boot_id="b",
+        runbook=RunbookRef(
+            name="r",
+            title="r",
+            digest="",
+            source="",
+            risk="low",
+            variables={},
+            changes={},
+            steps=(),
+        ),
+        workloads=(planned,),
+        routers={"lb": Haproxy.model_validate(scene.real.spec)},
+        go=True,
+    )
+
+
+@pytest.fixture
+def opened(haproxy: Scene, tmp_path: Path) -> Iterator[Callable[[], RunContext]]:
+    """Open the same run as often as there are controllers."""
+    create_run(tmp_path / "home", plan_behind(haproxy), "run1", "test", "me@here")
+    with ExitStack() as stack:
+
+        def once_more() -> RunContext:
+            ctx = RunContext(tmp_path / "home", "run1", "me@here")
+            stack.callback(ctx.close)
+            return ctx
+
+        (tmp_path / "home").mkdir(exist_ok=True)
+        yield once_more
+
+
+def test_step_tried_again_knows_its_own_closing(
+    haproxy: Scene, opened: Callable[[], RunContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller dies between closing and the step's end; another one goes on."""
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_: object) -> int:
+        raise Killed
+
+    with monkeypatch.context() as dying, pytest.raises(Killed):
+        dying.setattr(HaproxyRouter, "in_flight", die)
+        routing.close_at_router(opened(), "web")
+    assert not haproxy.router.look(haproxy.replica).open
+
+    ctx = opened()
+    found = routing.close_at_router(ctx, "web")["router"]
+    assert (found["before"]["open"], found["closed_by"]) == (True, "pitstop")
+    assert (found["in_flight_at_start"], found["in_flight_at_end"]) == (0, 0)
+    routing.still_closed(ctx, "web")
+    assert routing.open_at_router(opened(), "web")["router"]["admission"] == "opened"
+    assert haproxy.router.look(haproxy.replica).open
+
+
+def test_run_that_never_closed_it_opens_nothing(
+    haproxy: Scene, opened: Callable[[], RunContext]
+) -> None:
+    haproxy.real.close_by_hand(haproxy.replica)
+    assert routing.open_at_router(opened(), "web") == {}
+    assert not haproxy.router.look(haproxy.replica).open
+
+
+def test_foreign_closing_is_said_in_the_result_and_kept(
+    haproxy: Scene, opened: Callable[[], RunContext]
+) -> None:
+    haproxy.real.close_by_hand(haproxy.replica)
+    ctx = opened()
+    assert routing.close_at_router(ctx, "web")["router"]["closed_by"] == "somebody else, before"
+    assert "left closed" in routing.open_at_router(ctx, "web")["router"]["admission"]
+    assert haproxy.router.look(haproxy.replica).words.startswith("DRAIN, forced")
+
+
+def test_opened_by_hand_before_the_dump_touches_nothing(
+    haproxy: Scene, opened: Callable[[], RunContext]
+) -> None:
+    assert isinstance(haproxy.real, RealHaproxy)
+    ctx = opened()
+    routing.close_at_router(ctx, "web")
+    haproxy.real.command(f"set server {haproxy.replica} state ready")
+    with pytest.raises(Refused, match="no longer drained at router lb"):
+        routing.still_closed(ctx, "web")
+
+
+def test_router_that_cannot_be_asked_makes_the_plan_a_no_go(haproxy: Scene) -> None:
+    plan = plan_behind(haproxy)
+    assert routing.unreachable(plan) == []
+    assert routing.look_at_routers(plan)["web"]["open"] is True
+    haproxy.real.process.terminate()
+    haproxy.real.process.wait(10)
+    [reason] = routing.unreachable(plan)
+    assert "router lb" in reason
+    left = plan.workloads[0].model_copy(update={"strategy": Strategy.LEAVE})
+    assert routing.unreachable(plan.model_copy(update={"workloads": (left,)})) == []
