@@ -104,6 +104,11 @@ def site(rig: SiteRig, request: pytest.FixtureRequest) -> Iterator[Behind]:
     yield from behind(rig, request.param)
 
 
+@pytest.fixture
+def haproxy_site(rig: SiteRig) -> Iterator[Behind]:
+    yield from behind(rig, "haproxy")
+
+
 def test_no_request_fails_while_one_of_two_replicas_is_saved_and_restored(site: Behind) -> None:
     with site.clients() as clients:
         clients.wait_for(HERE)
@@ -119,7 +124,8 @@ def test_no_request_fails_while_one_of_two_replicas_is_saved_and_restored(site: 
     assert site.open()
 
 
-def test_deadline_with_a_hanging_request_lets_requests_in_again(site: Behind) -> None:
+def test_deadline_with_a_hanging_request_lets_requests_in_again(haproxy_site: Behind) -> None:
+    site = haproxy_site
     hanging = site.hang()
     site.rig.workload["drain"]["deadline"] = 0.4
     site.rig.site["policy"]["retries"]["drain"] = {"count": 0}

@@ -197,7 +197,7 @@ def test_waits_for_what_is_in_flight_and_sees_zero_twice(scene: Scene) -> None:
 
 def test_deadline_names_what_is_still_in_flight(scene: Scene) -> None:
     with ThreadPoolExecutor(8) as pool:
-        slow = scene.slow(pool, 1.0)
+        slow = scene.slow(pool, 0.5)
         with pytest.raises(DeadlineExceeded, match=r"[1-4] requests still in flight after 0\.1 s"):
             scene.wait(deadline=0.1)
         assert all(answer.result(10) for answer in slow)

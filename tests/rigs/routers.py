@@ -241,4 +241,4 @@ class Clients:
                 continue
             with self._lock:
                 self.answered[port] += 1
-            self._stop.wait(0.01)
+            self._stop.wait(0.02)

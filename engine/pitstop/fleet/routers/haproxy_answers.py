@@ -89,7 +89,10 @@ def parse_state(text: str, backend: str, server: str) -> Server:
         raise NotUnderstood(asked, f"it answers {text.strip()[:200]!r}")
     names = lines[1][2:].split()
     for line in filter(None, (line.strip() for line in lines[2:])):
-        row = dict(zip(names, line.split(), strict=False))
+        values = line.split()
+        if len(values) != len(names):
+            raise NotUnderstood(asked, f"a line has not {len(names)} fields: {line[:200]!r}")
+        row = dict(zip(names, values, strict=True))
         if (row.get("be_name"), row.get("srv_name")) != (backend, server):
             continue
         operation = row.get("srv_op_state", "")
