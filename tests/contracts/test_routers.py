@@ -1,141 +1,161 @@
-"""Whole runs behind a real router: not one request fails, and what was closed opens again."""
+"""Whole runs behind real routers: not one request fails, and what was closed opens again."""
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pitstop.journal.store import Journal
+from pitstop.lab.lab import Lab
+from pitstop.steps.by_hand import start_by_hand
+from pitstop.steps.files import load_site
 from pitstop.steps.routing import TOPIC
 from tests.rigs.engine import until
 from tests.rigs.maintenance import quiet
 from tests.rigs.routers import (
-    FRONT,
-    HERE,
-    KINDS,
-    THERE,
     Clients,
-    Real,
+    RealHaproxy,
+    RealNginx,
     built,
     ended,
     fetch,
     replica_command,
     require_routers,
 )
-from tests.rigs.site import PORT, SiteRig, in_network
+from tests.rigs.site import NODE, PORT, WORKLOAD, SiteRig, in_network, site_data
 
-assert HERE == PORT
+SECOND = "second"
+SECOND_PORT, THERE = 8091, 8092
+"""`web` is a replica behind HAProxy and `second` one behind nginx; the other replica of both
+runs outside of the node, in its network."""
+
+FRONTS = {WORKLOAD: 8100, SECOND: 8101}
+PORTS = {WORKLOAD: PORT, SECOND: SECOND_PORT}
 
 
 @dataclass
 class Behind:
-    """A site whose workload is one of two replicas behind a real router."""
+    """A site with a workload behind each router."""
 
     rig: SiteRig
-    real: Real
+    routers: dict[str, RealHaproxy | RealNginx]
 
-    @property
-    def replica(self) -> str:
-        return self.real.replicas[0]
+    def open(self, workload: str) -> bool:
+        real = self.routers[workload]
+        with built(real) as router:
+            return router.look(real.replicas[0]).open
 
-    @property
-    def let_go(self) -> Path:
-        return self.rig.root / "let-go"
+    def clients(self, workload: str) -> Clients:
+        return Clients(FRONTS[workload], self.rig.node.netns, threads=2)
 
-    def clients(self) -> Clients:
-        return Clients(FRONT, self.rig.node.netns)
-
-    def open(self) -> bool:
-        with built(self.real) as router:
-            return router.look(self.replica).open
-
-    def notes(self, run: str) -> list[dict[str, Any]]:
+    def befores(self, run: str) -> dict[str, Any]:
         journal = Journal(self.rig.home / "journal.db")
         try:
-            return [e.data for e in journal.events(run) if e.data.get("topic") == TOPIC]
+            events = journal.events(run)
         finally:
             journal.close()
-
-    def hang(self) -> threading.Thread:
-        """Let one request hang at the workload, as one that came through the router."""
-        asked = threading.Thread(target=self._hang, daemon=True)
-        asked.start()
-        until(lambda: self.rig.ask("/inflight")["in_flight"] == 1, "a request hangs")
-        return asked
-
-    def _hang(self) -> None:
-        # The other replica does not hang: its file is there. Round robin comes to ours soon.
-        for _ in range(4):
-            in_network(self.rig.node, lambda: fetch(f"http://127.0.0.1:{FRONT}/slow"))
+        return {e.subject: e.data["before"] for e in events if e.data.get("topic") == TOPIC}
 
 
-def answers(rig: SiteRig) -> bool:
+@pytest.fixture(scope="module")
+def site(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Behind]:
+    require_routers()
+    node, root = lab.node(NODE), tmp_path_factory.mktemp("site")
+    (root / "version").write_text("1.0\n")
+    rig = SiteRig(lab, root, site_data(node, root))
+    second = copy.deepcopy(rig.workload)
+    command = second["launch"]["command"]
+    command[command.index(str(PORT))] = str(SECOND_PORT)
+    for place in (second["ready"], second["proof"]):
+        place["http"]["url"] = place["http"]["url"].replace(str(PORT), str(SECOND_PORT))
+    for place in (second["drain"]["begin"]["http"], second["drain"]["end"]["http"]):
+        place["url"] = place["url"].replace(str(PORT), str(SECOND_PORT))
+    second["drain"]["in_flight"]["url"] = f"http://127.0.0.1:{SECOND_PORT}/inflight"
+    rig.site["workloads"][SECOND] = second
+    (root / "at-once").touch()
+    with ExitStack() as stack:
+        stack.enter_context(ended(node.popen_net(replica_command(THERE, root / "at-once"))))
+        start(rig)
+        until(lambda: answers(rig, THERE), "the other replica answers")
+        routers: dict[str, RealHaproxy | RealNginx] = {}
+        for name, kind in ((WORKLOAD, RealHaproxy), (SECOND, RealNginx)):
+            own = root / name
+            own.mkdir()
+            real = kind(own, FRONTS[name], [PORTS[name], THERE], node.popen_net)
+            stack.enter_context(ended(real.process))
+            routers[name] = real
+            rig.site.setdefault("routers", {})[f"lb-{name}"] = real.spec
+            drain = rig.site["workloads"][name]["drain"]
+            drain["router"] = {"name": f"lb-{name}", "replica": real.replicas[0]}
+            drain["interval"] = 0.05
+        yield Behind(rig, routers)
+
+
+def start(rig: SiteRig) -> None:
+    declared = load_site(rig.write())
+    node = rig.remote()
     try:
-        in_network(rig.node, lambda: fetch(f"http://127.0.0.1:{THERE}/"))
+        for name, spec in declared.workloads.items():
+            start_by_hand(declared, node, spec, name, lambda _t: None)
+    finally:
+        node.close()
+
+
+def answers(rig: SiteRig, port: int) -> bool:
+    try:
+        in_network(rig.node, lambda: fetch(f"http://127.0.0.1:{port}/"))
     except OSError:
         return False
     return True
 
 
-def behind(rig: SiteRig, kind: str) -> Iterator[Behind]:
-    require_routers()
-    root = rig.root / "router"
-    root.mkdir()
-    there = rig.root / "there"
-    there.touch()
-    other = rig.node.popen_net(replica_command(THERE, there))
-    with ended(other):
-        until(lambda: answers(rig), "the other replica answers")
-        real = KINDS[kind](root, FRONT, [HERE, THERE], rig.node.popen_net)
-        with ended(real.process):
-            rig.site["routers"] = {"lb": real.spec}
-            rig.workload["drain"]["router"] = {"name": "lb", "replica": real.replicas[0]}
-            rig.workload["drain"]["interval"] = 0.05
-            yield Behind(rig, real)
+def test_deadline_with_a_hanging_request_lets_requests_in_again(site: Behind) -> None:
+    let_go = site.rig.root / "let-go"
 
+    def ask() -> None:
+        # Only ours hangs, and round robin comes to it soon.
+        for _ in range(2):
+            in_network(site.rig.node, lambda: fetch(f"http://127.0.0.1:{FRONTS[WORKLOAD]}/slow"))
 
-@pytest.fixture(params=KINDS)
-def site(rig: SiteRig, request: pytest.FixtureRequest) -> Iterator[Behind]:
-    yield from behind(rig, request.param)
-
-
-@pytest.fixture
-def haproxy_site(rig: SiteRig) -> Iterator[Behind]:
-    yield from behind(rig, "haproxy")
+    hanging = threading.Thread(target=ask, daemon=True)
+    hanging.start()
+    until(lambda: site.rig.ask("/inflight")["in_flight"] == 1, "a request hangs")
+    data = copy.deepcopy(site.rig.site)
+    try:
+        site.rig.workload["drain"]["deadline"] = 0.4
+        site.rig.site["policy"]["retries"]["drain"] = {"count": 0}
+        code, result = site.rig.run(quiet(site.rig, ["true"]))
+    finally:
+        site.rig.site = data
+    assert (code, result["state"]) == (1, "failed"), result
+    assert "1 requests still in flight after 0.4 s" in result["cause"]
+    assert (site.open(WORKLOAD), site.open(SECOND)) == (True, True)
+    let_go.touch()
+    hanging.join(20)
+    assert not hanging.is_alive()
 
 
 def test_no_request_fails_while_one_of_two_replicas_is_saved_and_restored(site: Behind) -> None:
-    with site.clients() as clients:
-        clients.wait_for(HERE)
-        clients.wait_for(THERE)
+    with site.clients(WORKLOAD) as haproxy, site.clients(SECOND) as nginx:
+        for name, clients in ((WORKLOAD, haproxy), (SECOND, nginx)):
+            clients.wait_for(PORTS[name])
+            clients.wait_for(THERE)
+        there = haproxy.since(THERE), nginx.since(THERE)
         code, result = site.rig.run(quiet(site.rig, ["true"]))
         assert (code, result["state"]) == (0, "done"), result
-        assert result["workloads"][0]["outcome"] == "restored"
-        clients.wait_for(HERE)
-        clients.wait_for(THERE)
-    assert clients.failures == []
-    [note] = site.notes(result["run"])
-    assert note["before"]["open"] is True
-    assert site.open()
-
-
-def test_deadline_with_a_hanging_request_lets_requests_in_again(haproxy_site: Behind) -> None:
-    site = haproxy_site
-    hanging = site.hang()
-    site.rig.workload["drain"]["deadline"] = 0.4
-    site.rig.site["policy"]["retries"]["drain"] = {"count": 0}
-    code, result = site.rig.run(quiet(site.rig, ["true"]))
-    assert (code, result["state"]) == (1, "failed"), result
-    assert "1 requests still in flight after 0.4 s" in result["cause"]
-    assert site.open()
-    site.let_go.touch()
-    hanging.join(20)
-    assert not hanging.is_alive()
-    with site.clients() as clients:
-        clients.wait_for(HERE)
-    assert clients.failures == []
+        assert [w["outcome"] for w in result["workloads"]] == ["restored", "restored"]
+        # The other replica had the work meanwhile, and the restored ones have it again.
+        assert haproxy.since(THERE) > there[0] + 10
+        assert nginx.since(THERE) > there[1] + 10
+        for name, clients in ((WORKLOAD, haproxy), (SECOND, nginx)):
+            clients.wait_for(PORTS[name])
+    assert (haproxy.failures, nginx.failures) == ([], [])
+    befores = site.befores(result["run"])
+    assert {name: before["open"] for name, before in befores.items()} == dict.fromkeys(PORTS, True)
+    assert (site.open(WORKLOAD), site.open(SECOND)) == (True, True)

@@ -9,8 +9,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,11 +67,17 @@ def quiet(argv: list[str], **options: Any) -> subprocess.Popen[Any]:
 
 
 @pytest.fixture(scope="module")
-def replicas() -> Iterator[list[int]]:
+def let_go(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """While it is not there, `/slow` hangs."""
+    return tmp_path_factory.mktemp("replicas") / "let-go"
+
+
+@pytest.fixture(scope="module")
+def replicas(let_go: Path) -> Iterator[list[int]]:
     """Two counting servers, by their ports."""
     require_routers()
     ports = free_ports(2)
-    with ended(*(quiet(replica_command(port, Path("/dev/null"))) for port in ports)):
+    with ended(*(quiet(replica_command(port, let_go)) for port in ports)):
         for port in ports:
             until(partial(up, port), "a replica answers")
         yield ports
@@ -88,8 +94,9 @@ def up(port: int) -> bool:
 class Scene:
     """A real router, and pitstop's view of it."""
 
-    def __init__(self, real: Real, front: int, ports: list[int]) -> None:
+    def __init__(self, real: Real, front: int, ports: list[int], let_go: Path) -> None:
         self.real = real
+        self.let_go = let_go
         self.front = front
         self.here, self.there = ports
         self.replica = real.replicas[0]
@@ -101,46 +108,56 @@ class Scene:
     def answering(self) -> set[int]:
         return {self.ask() for _ in range(12)}
 
-    def own(self) -> float:
-        return float(fetch(f"http://127.0.0.1:{self.here}/inflight")["in_flight"])
+    def own(self, port: int = 0) -> float:
+        return float(fetch(f"http://127.0.0.1:{port or self.here}/inflight")["in_flight"])
 
     @property
     def count(self) -> Count | None:
         return None if self.router.counts else self.own
 
-    def slow(self, pool: ThreadPoolExecutor, seconds: float) -> Any:
-        """Have a slow request in flight at our replica, and return its answer to come."""
-        before = self.own()
-        asked = [pool.submit(self.ask, f"/slow/{seconds}") for _ in range(4)]
-        until(lambda: self.own() > before, "a slow request is in flight")
-        return asked
+    @contextmanager
+    def hanging(self) -> Iterator[list[Future[int]]]:
+        """Have requests hang at both replicas until `let_go` is there; all must be answered."""
+        self.let_go.unlink(missing_ok=True)
+        with ThreadPoolExecutor(4) as pool:
+            asked = [pool.submit(self.ask, "/slow") for _ in range(4)]
+            try:
+                until(lambda: self.own() > 0, "a request hangs")
+                until(lambda: self.own(self.there) > 0, "one hangs at the other replica")
+                yield asked
+            finally:
+                self.let_go.touch()
+            assert {answer.result(20) for answer in asked} == {self.here, self.there}
 
-    def wait(self, deadline: float = 10, said: list[str] | None = None) -> dict[str, float]:
+    def wait(
+        self, deadline: float = 10, tell: Callable[[str], None] = lambda _t: None
+    ) -> dict[str, float]:
         before = self.router.look(self.replica).before
-        tell: Callable[[str], None] = said.append if said is not None else lambda _t: None
         return wait_idle(self.router, self.replica, before, deadline, 0.02, tell, self.count)
 
 
 @pytest.fixture(params=KINDS)
-def scene(request: pytest.FixtureRequest, tmp_path: Path, replicas: list[int]) -> Iterator[Scene]:
-    yield from scenes(request.param, tmp_path, replicas)
+def scene(
+    request: pytest.FixtureRequest, tmp_path: Path, replicas: list[int], let_go: Path
+) -> Iterator[Scene]:
+    yield from scenes(request.param, tmp_path, replicas, let_go)
 
 
 @pytest.fixture
-def haproxy(tmp_path: Path, replicas: list[int]) -> Iterator[Scene]:
-    yield from scenes("haproxy", tmp_path, replicas)
+def haproxy(tmp_path: Path, replicas: list[int], let_go: Path) -> Iterator[Scene]:
+    yield from scenes("haproxy", tmp_path, replicas, let_go)
 
 
 @pytest.fixture
-def nginx(tmp_path: Path, replicas: list[int]) -> Iterator[Scene]:
-    yield from scenes("nginx", tmp_path, replicas)
+def nginx(tmp_path: Path, replicas: list[int], let_go: Path) -> Iterator[Scene]:
+    yield from scenes("nginx", tmp_path, replicas, let_go)
 
 
-def scenes(kind: str, root: Path, replicas: list[int]) -> Iterator[Scene]:
+def scenes(kind: str, root: Path, replicas: list[int], let_go: Path) -> Iterator[Scene]:
     [front] = free_ports(1)
     real = KINDS[kind](root, front, replicas, quiet)
     with ended(real.process):
-        found = Scene(real, front, replicas)
+        found = Scene(real, front, replicas, let_go)
         until(lambda: found.answering() == set(replicas), "both replicas answer")
         with found.router:
             yield found
@@ -150,13 +167,12 @@ def scenes(kind: str, root: Path, replicas: list[int]) -> Iterator[Scene]:
 
 
 def test_closed_replica_gets_no_new_requests_and_ends_those_it_has(scene: Scene) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        slow = scene.slow(pool, 0.4)
+    with scene.hanging() as asked:
         before = scene.router.close_admission(scene.replica)
         assert before.open
         assert scene.answering() == {scene.there}
         assert scene.own() > 0
-        assert {answer.result(10) for answer in slow} == {scene.here, scene.there}
+        assert not any(answer.done() for answer in asked)
     assert scene.router.open_admission(scene.replica, before) is True
     assert scene.answering() == {scene.here, scene.there}
 
@@ -184,23 +200,23 @@ def test_what_somebody_else_has_closed_is_left_closed(scene: Scene) -> None:
 
 def test_waits_for_what_is_in_flight_and_sees_zero_twice(scene: Scene) -> None:
     said: list[str] = []
-    with ThreadPoolExecutor(8) as pool:
-        slow = scene.slow(pool, 0.3)
-        seen = scene.wait(said=said)
-        assert all(answer.result(10) for answer in slow)
+
+    def tell(text: str) -> None:
+        said.append(text)
+        scene.let_go.touch()
+
+    with scene.hanging():
+        seen = scene.wait(tell=tell)
     assert seen["in_flight_at_start"] >= 1
     assert seen["in_flight_at_end"] == 0
-    assert 0.1 < seen["waited_seconds"] < 5
     assert "closed" in said[0]
     assert said[-1].endswith(" 0 in flight")
 
 
 def test_deadline_names_what_is_still_in_flight(scene: Scene) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        slow = scene.slow(pool, 0.5)
-        with pytest.raises(DeadlineExceeded, match=r"[1-4] requests still in flight after 0\.1 s"):
-            scene.wait(deadline=0.1)
-        assert all(answer.result(10) for answer in slow)
+    still = pytest.raises(DeadlineExceeded, match=r"[1-3] requests still in flight after 0\.1 s")
+    with scene.hanging(), still:
+        scene.wait(deadline=0.1)
 
 
 def test_replica_that_the_router_does_not_have_is_named(scene: Scene) -> None:
@@ -373,13 +389,11 @@ def test_nginx_edited_by_somebody_else_meanwhile_is_not_overwritten(tmp_path: Pa
 
 def test_nginx_is_settled_only_when_its_old_workers_have_gone(nginx: Scene) -> None:
     """A slow request to the other replica keeps an old worker, which may still take ours."""
-    with ThreadPoolExecutor(8) as pool:
-        slow = nginx.slow(pool, 0.6)
+    with nginx.hanging():
         nginx.router.close_admission(nginx.replica)
         found = nginx.router.look(nginx.replica)
         assert (found.open, found.settled) == (False, False)
         assert "still finish" in found.words
-        assert all(answer.result(10) for answer in slow)
     until(lambda: nginx.router.look(nginx.replica).settled, "the old workers have gone")
 
 

@@ -26,10 +26,6 @@ from pitstop.node import processes
 from tests.rigs.engine import until
 
 SERVER = Path(__file__).with_name("counting_server.py")
-HERE, THERE = 8090, 8092
-"""Ports of the two replicas; the first one is the workload's."""
-
-FRONT = 8100
 Popen = Callable[..., "subprocess.Popen[Any]"]
 
 
@@ -241,4 +237,4 @@ class Clients:
                 continue
             with self._lock:
                 self.answered[port] += 1
-            self._stop.wait(0.02)
+            self._stop.wait(0.05)
