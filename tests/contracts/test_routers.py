@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from pitstop.journal.store import Journal
 from pitstop.lab.lab import Lab
 from pitstop.steps.by_hand import start_by_hand
 from pitstop.steps.files import load_site
-from pitstop.steps.routing import TOPIC
+from pitstop.steps.routing import IDLE
 from tests.rigs.engine import until
 from tests.rigs.maintenance import quiet
 from tests.rigs.routers import (
@@ -54,13 +55,38 @@ class Behind:
     def clients(self, workload: str) -> Clients:
         return Clients(FRONTS[workload], self.rig.node.netns, threads=2)
 
-    def befores(self, run: str) -> dict[str, Any]:
+    @property
+    def let_go(self) -> Path:
+        return self.rig.root / "let-go"
+
+    def hang(self) -> threading.Thread:
+        """Have a request that came through HAProxy hang at `web` until `let_go` is there."""
+        self.let_go.unlink(missing_ok=True)
+
+        def ask() -> None:
+            # Only ours hangs, and round robin comes to it soon.
+            for _ in range(2):
+                in_network(
+                    self.rig.node, lambda: fetch(f"http://127.0.0.1:{FRONTS[WORKLOAD]}/slow")
+                )
+
+        hanging = threading.Thread(target=ask, daemon=True)
+        hanging.start()
+        until(lambda: self.rig.ask("/inflight")["in_flight"] > 0, "a request hangs")
+        return hanging
+
+    def let_go_once_closed(self) -> None:
+        until(lambda: not self.open(WORKLOAD), "closed at the router", 60)
+        self.let_go.touch()
+
+    def seen(self, run: str) -> dict[str, Any]:
+        """What each workload's router said in its drain."""
         journal = Journal(self.rig.home / "journal.db")
         try:
             events = journal.events(run)
         finally:
             journal.close()
-        return {e.subject: e.data["before"] for e in events if e.data.get("topic") == TOPIC}
+        return {e.subject: e.data["result"] for e in events if e.data.get("topic") == IDLE}
 
 
 @pytest.fixture(scope="module")
@@ -116,16 +142,7 @@ def answers(rig: SiteRig, port: int) -> bool:
 
 
 def test_deadline_with_a_hanging_request_lets_requests_in_again(site: Behind) -> None:
-    let_go = site.rig.root / "let-go"
-
-    def ask() -> None:
-        # Only ours hangs, and round robin comes to it soon.
-        for _ in range(2):
-            in_network(site.rig.node, lambda: fetch(f"http://127.0.0.1:{FRONTS[WORKLOAD]}/slow"))
-
-    hanging = threading.Thread(target=ask, daemon=True)
-    hanging.start()
-    until(lambda: site.rig.ask("/inflight")["in_flight"] == 1, "a request hangs")
+    hanging = site.hang()
     data = copy.deepcopy(site.rig.site)
     try:
         site.rig.workload["drain"]["deadline"] = 0.4
@@ -136,7 +153,7 @@ def test_deadline_with_a_hanging_request_lets_requests_in_again(site: Behind) ->
     assert (code, result["state"]) == (1, "failed"), result
     assert "1 requests still in flight after 0.4 s" in result["cause"]
     assert (site.open(WORKLOAD), site.open(SECOND)) == (True, True)
-    let_go.touch()
+    site.let_go.touch()
     hanging.join(20)
     assert not hanging.is_alive()
 
@@ -147,6 +164,9 @@ def test_no_request_fails_while_one_of_two_replicas_is_saved_and_restored(site: 
             clients.wait_for(PORTS[name])
             clients.wait_for(THERE)
         there = haproxy.since(THERE), nginx.since(THERE)
+        hanging = site.hang()
+        letting_go = threading.Thread(target=site.let_go_once_closed)
+        letting_go.start()
         code, result = site.rig.run(quiet(site.rig, ["true"]))
         assert (code, result["state"]) == (0, "done"), result
         assert [w["outcome"] for w in result["workloads"]] == ["restored", "restored"]
@@ -155,7 +175,12 @@ def test_no_request_fails_while_one_of_two_replicas_is_saved_and_restored(site: 
         assert nginx.since(THERE) > there[1] + 10
         for name, clients in ((WORKLOAD, haproxy), (SECOND, nginx)):
             clients.wait_for(PORTS[name])
+        letting_go.join(60)
+        hanging.join(60)
+        assert not hanging.is_alive()
     assert (haproxy.failures, nginx.failures) == ([], [])
-    befores = site.befores(result["run"])
-    assert {name: before["open"] for name, before in befores.items()} == dict.fromkeys(PORTS, True)
+    seen = site.seen(result["run"])
+    assert [seen[name]["before"]["open"] for name in PORTS] == [True, True]
+    assert [seen[name]["in_flight_at_end"] for name in PORTS] == [0, 0]
+    assert seen[WORKLOAD]["in_flight_at_start"] >= 1
     assert (site.open(WORKLOAD), site.open(SECOND)) == (True, True)

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from pitstop.decide.attempts import WITHOUT_CONTACT
 from pitstop.demo.setup import node_data
 from pitstop.fleet.routers import on_machine
 from pitstop.fleet.routers.factory import router_for
@@ -35,6 +36,7 @@ from pitstop.model.errors import (
 from pitstop.model.plan import Plan, RunbookRef, WorkloadPlan
 from pitstop.model.router import Haproxy, Nginx
 from pitstop.model.site import Node, SitePolicy
+from pitstop.model.ssh import Ssh
 from pitstop.model.words import Shape, Strategy
 from pitstop.model.workload import AtRouter, Drain, HttpProbe, Launch, Ready, Workload
 from pitstop.steps import routing
@@ -387,6 +389,17 @@ def test_nginx_edited_by_somebody_else_meanwhile_is_not_overwritten(tmp_path: Pa
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_router_out_of_reach_is_not_a_node_out_of_contact() -> None:
+    """From the latter a run would conclude that what its steps did is unknown."""
+    with pytest.raises(TemporaryError, match=r"router lb: .*No such file") as caught:
+        Machine("lb", None).run(["/does/not/exist"], 5)
+    assert caught.value.code not in WITHOUT_CONTACT
+    nowhere = Ssh(address="127.0.0.1", port=free_ports(1)[0], known_hosts="/dev/null")
+    with pytest.raises(TemporaryError, match="router lb") as caught:
+        Machine("lb", nowhere).read("/etc/hostname", 5)
+    assert caught.value.code not in WITHOUT_CONTACT
+
+
 def test_nginx_is_settled_only_when_its_old_workers_have_gone(nginx: Scene) -> None:
     """A slow request to the other replica keeps an old worker, which may still take ours."""
     with nginx.hanging():
@@ -524,14 +537,20 @@ def test_step_tried_again_knows_its_own_closing(
 
     with monkeypatch.context() as dying, pytest.raises(Killed):
         dying.setattr(HaproxyRouter, "in_flight", die)
-        routing.close_at_router(opened(), "web")
+        routing.close_at_router(opened(), "web", 1)
     assert not haproxy.router.look(haproxy.replica).open
 
     ctx = opened()
-    found = routing.close_at_router(ctx, "web")["router"]
+    found = routing.close_at_router(ctx, "web", 1)["router"]
     assert (found["before"]["open"], found["closed_by"]) == (True, "pitstop")
     assert (found["in_flight_at_start"], found["in_flight_at_end"]) == (0, 0)
     routing.still_closed(ctx, "web")
+    # Executed again only to hear of the node's part: the router is not asked again.
+    with monkeypatch.context() as dying:
+        dying.setattr(HaproxyRouter, "look", die)
+        assert routing.close_at_router(opened(), "web", 1)["router"] == found
+        with pytest.raises(Killed):
+            routing.close_at_router(opened(), "web", 2)
     assert routing.open_at_router(opened(), "web")["router"]["admission"] == "opened"
     assert haproxy.router.look(haproxy.replica).open
 
@@ -549,7 +568,7 @@ def test_foreign_closing_is_said_in_the_result_and_kept(
 ) -> None:
     haproxy.real.close_by_hand(haproxy.replica)
     ctx = opened()
-    assert routing.close_at_router(ctx, "web")["router"]["closed_by"] == "somebody else, before"
+    assert routing.close_at_router(ctx, "web", 1)["router"]["closed_by"] == "somebody else, before"
     assert "left closed" in routing.open_at_router(ctx, "web")["router"]["admission"]
     assert haproxy.router.look(haproxy.replica).words.startswith("DRAIN, forced")
 
@@ -559,7 +578,7 @@ def test_opened_by_hand_before_the_dump_touches_nothing(
 ) -> None:
     assert isinstance(haproxy.real, RealHaproxy)
     ctx = opened()
-    routing.close_at_router(ctx, "web")
+    routing.close_at_router(ctx, "web", 1)
     haproxy.real.command(f"set server {haproxy.replica} state ready")
     with pytest.raises(Refused, match="no longer drained at router lb"):
         routing.still_closed(ctx, "web")

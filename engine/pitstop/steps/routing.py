@@ -18,6 +18,7 @@ from pitstop.steps.context import RunContext
 from pitstop.steps.specs import plain
 
 TOPIC = "router before"
+IDLE = "idle at router"
 
 
 def look_at_routers(plan: Plan) -> dict[str, dict[str, Any]]:
@@ -51,8 +52,10 @@ def unreachable(plan: Plan) -> list[str]:
     return []
 
 
-def close_at_router(ctx: RunContext, subject: str) -> dict[str, Any]:
-    """Keep new requests away from a workload and wait until it is seen idle.
+def close_at_router(ctx: RunContext, subject: str, attempt: int) -> dict[str, Any]:
+    """Keep new requests away from a workload and wait until it is seen idle; once an attempt.
+
+    A front end may execute an attempt again only to learn how the node's part of it ended.
 
     Returns:
         `router` with what was before and what was seen; empty for a workload behind none.
@@ -65,6 +68,9 @@ def close_at_router(ctx: RunContext, subject: str) -> dict[str, Any]:
     at = drain.router
     if at is None:
         return {}
+    done = _note(ctx, subject, IDLE, attempt)
+    if done is not None:
+        return {"router": done["result"]}
     with _router(ctx.plan, at) as router:
         before = _recorded(ctx, subject) or _record(ctx, subject, at, router)
         seen = wait_idle(
@@ -76,15 +82,15 @@ def close_at_router(ctx: RunContext, subject: str) -> dict[str, Any]:
             ctx.progress,
             None if router.counts else _own_count(ctx, subject),
         )
-    return {
-        "router": {
-            "name": at.name,
-            "replica": at.replica,
-            "before": before.to_json(),
-            "closed_by": "pitstop" if before.open else "somebody else, before",
-            **seen,
-        }
+    result = {
+        "name": at.name,
+        "replica": at.replica,
+        "before": before.to_json(),
+        "closed_by": "pitstop" if before.open else "somebody else, before",
+        **seen,
     }
+    _write(ctx, subject, attempt, {"topic": IDLE, "result": result})
+    return {"router": result}
 
 
 def still_closed(ctx: RunContext, subject: str) -> None:
@@ -128,28 +134,28 @@ def _router(plan: Plan, at: AtRouter) -> Router:
 
 
 def _recorded(ctx: RunContext, subject: str) -> Before | None:
-    for event in ctx.events():
-        if (event.kind, event.subject, event.data.get("topic")) == ("note", subject, TOPIC):
-            return Before.from_json(event.data["before"])
-    return None
+    found = _note(ctx, subject, TOPIC)
+    return None if found is None else Before.from_json(found["before"])
 
 
 def _record(ctx: RunContext, subject: str, at: AtRouter, router: Router) -> Before:
     before = router.look(at.replica).before
-    ctx.journal.append(
-        ctx.run,
-        "note",
-        ctx.actor,
-        subject,
-        verb=Verb.DRAIN.value,
-        data={
-            "topic": TOPIC,
-            "router": at.name,
-            "replica": at.replica,
-            "before": before.to_json(),
-        },
-    )
+    data = {"topic": TOPIC, "router": at.name, "replica": at.replica, "before": before.to_json()}
+    _write(ctx, subject, 0, data)
     return before
+
+
+def _note(ctx: RunContext, subject: str, topic: str, attempt: int = 0) -> dict[str, Any] | None:
+    for event in ctx.events():
+        if (event.kind, event.subject, event.attempt) != ("note", subject, attempt):
+            continue
+        if event.data.get("topic") == topic:
+            return event.data
+    return None
+
+
+def _write(ctx: RunContext, subject: str, attempt: int, data: dict[str, Any]) -> None:
+    ctx.journal.append(ctx.run, "note", ctx.actor, subject, Verb.DRAIN.value, attempt, data)
 
 
 def _own_count(ctx: RunContext, subject: str) -> Count:

@@ -76,7 +76,7 @@ def _precheck(ctx: RunContext, _subject: str, _attempt: int) -> dict[str, Any]:
 def _drain(ctx: RunContext, subject: str, attempt: int) -> dict[str, Any]:
     drain = ctx.workload(subject).spec.drain
     try:
-        at_router = close_at_router(ctx, subject)
+        at_router = close_at_router(ctx, subject, attempt)
         at_node = ctx.node.operate(
             ctx.operation_id(Verb.DRAIN, subject, attempt),
             "drain",

@@ -10,7 +10,12 @@ from pitstop.fleet.local import LocalTransport
 from pitstop.fleet.routers import on_machine
 from pitstop.fleet.ssh import SshTransport
 from pitstop.fleet.transport import Completed, Transport
-from pitstop.model.errors import PermanentError, TemporaryError
+from pitstop.model.errors import (
+    ConnectionLost,
+    NodeUnreachable,
+    PermanentError,
+    TemporaryError,
+)
 from pitstop.model.ssh import Ssh
 
 SLACK = 20.0
@@ -66,8 +71,12 @@ class Machine:
         return self._do("children", [pid_file], b"", timeout)
 
     def run(self, argv: Sequence[str], timeout: float) -> Completed:
-        """Run a command; see `Transport.run`."""
-        return self._transport.run(argv, b"", timeout)
+        """Run a command; see `Transport.run`.
+
+        Raises:
+            TemporaryError: the machine cannot be reached, or the command not be started.
+        """
+        return self._run(argv, b"", timeout)
 
     def close(self) -> None:
         """Give the connection back."""
@@ -81,10 +90,17 @@ class Machine:
             except (OSError, ValueError) as error:
                 raise TemporaryError(self._subject, f"{verb} {about}: {error}") from error
         program = ["python3", "-I", "-c", inspect.getsource(on_machine), verb, *arguments]
-        done = self._transport.run(program, given, timeout + SLACK)
+        done = self._run(program, given, timeout + SLACK)
         said = done.stderr.decode("utf-8", errors="backslashreplace").strip()[-500:]
         if done.exit_status == 127:
             raise PermanentError(self._subject, f"python3 is not there: {said}")
         if done.exit_status != 0:
             raise TemporaryError(self._subject, f"{verb} {about}: {said or 'no words'}")
         return done.stdout
+
+    def _run(self, argv: Sequence[str], given: bytes, timeout: float) -> Completed:
+        try:
+            return self._transport.run(argv, given, timeout)
+        except (NodeUnreachable, ConnectionLost) as error:
+            # Those say of a run that its node is out of contact; a router is not its node.
+            raise TemporaryError(self._subject, str(error)) from error
