@@ -243,6 +243,16 @@ def test_haproxy_drain_becomes_maint_once_it_is_idle(haproxy: Scene) -> None:
     assert haproxy.router.look(haproxy.replica).words == "READY; running"
 
 
+def test_haproxy_maint_ends_nothing_that_is_in_flight(haproxy: Scene) -> None:
+    """`close_with: maint`, for backends whose clients are bound to a server."""
+    spec = Haproxy.model_validate({**haproxy.real.spec, "close_with": "maint"})
+    with router_for("lb", spec) as router, haproxy.hanging():
+        router.close_admission(haproxy.replica)
+        assert router.look(haproxy.replica).words.startswith("MAINT, forced")
+        assert router.in_flight(haproxy.replica) > 0
+        assert haproxy.answering() == {haproxy.there}
+
+
 def test_haproxy_weight_zero_is_somebody_elses_closing(haproxy: Scene) -> None:
     assert isinstance(haproxy.real, RealHaproxy)
     haproxy.real.command(f"set server {haproxy.replica} weight 0")
@@ -594,3 +604,12 @@ def test_router_that_cannot_be_asked_makes_the_plan_a_no_go(haproxy: Scene) -> N
     assert "router lb" in reason
     left = plan.workloads[0].model_copy(update={"strategy": Strategy.LEAVE})
     assert routing.unreachable(plan.model_copy(update={"workloads": (left,)})) == []
+
+
+def test_plan_of_before_there_were_routers_still_loads(haproxy: Scene) -> None:
+    data = plan_behind(haproxy).model_dump(mode="json", by_alias=True)
+    assert Plan.model_validate(data) == plan_behind(haproxy)
+    del data["routers"], data["workloads"][0]["spec"]["drain"]["router"]
+    old = Plan.model_validate(data)
+    assert (old.routers, old.workloads[0].spec.drain.router) == ({}, None)
+    assert routing.look_at_routers(old) == {}

@@ -17,7 +17,6 @@ from pitstop.fleet.routers.nginx_conf import find_server, set_down, upstream_ser
 from pitstop.fleet.routers.router import Before, NotUnderstood, Router
 from pitstop.fleet.routers.vllm_stack import taken, where, with_entry, without
 from pitstop.model.errors import BadInput, PermanentError
-from pitstop.model.plan import Plan
 from pitstop.model.router import RouterSpec, counts
 from pitstop.model.site import Site
 
@@ -114,10 +113,6 @@ def test_somebody_must_be_able_to_count(kind: str) -> None:
 def test_what_is_declared_wrongly_is_refused(kind: str, change: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         adapter.validate_python({**SPECS[kind], **change})
-
-
-def test_plan_of_before_there_were_routers_still_loads() -> None:
-    assert not Plan.model_fields["routers"].is_required()
 
 
 @given(
