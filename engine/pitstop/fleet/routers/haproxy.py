@@ -64,7 +64,7 @@ class HaproxyRouter(Router):
             raise PermanentError(
                 f"router {self.name}",
                 f"{command}: {said[:300]}",
-                "the socket needs `level admin`" if "ermission" in said else "",
+                "the socket needs `level admin`" if "denied" in said else "",
             )
 
     def _ask(self, command: str) -> str:
