@@ -12,14 +12,19 @@ from typing import Any
 
 import pytest
 
+from pitstop.demo.setup import node_data
+from pitstop.fleet.routers.factory import router_for
 from pitstop.journal.store import Journal
 from pitstop.lab.lab import Lab
+from pitstop.model.errors import TemporaryError
+from pitstop.model.router import Haproxy
 from pitstop.steps.by_hand import start_by_hand
 from pitstop.steps.files import load_site
 from pitstop.steps.routing import IDLE
 from tests.rigs.engine import until
 from tests.rigs.maintenance import quiet
 from tests.rigs.routers import (
+    KINDS,
     Clients,
     RealHaproxy,
     RealNginx,
@@ -184,3 +189,20 @@ def test_no_request_fails_while_one_of_two_replicas_is_saved_and_restored(site: 
     assert [seen[name]["in_flight_at_end"] for name in PORTS] == [0, 0]
     assert seen[WORKLOAD]["in_flight_at_start"] >= 1
     assert (site.open(WORKLOAD), site.open(SECOND)) == (True, True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_socket_file_and_processes_of_another_machine(lab: Lab, tmp_path: Path, kind: str) -> None:
+    """What stands on a router's machine, by SSH: there is nothing to install."""
+    node = lab.node(NODE)
+    real = KINDS[kind](tmp_path, 8110, [8111, 8112], node.popen)
+    real.spec["ssh"] = node_data(node)["ssh"]
+    with ended(real.process), built(real) as router:
+        before = router.close_admission(real.replicas[0])
+        assert (before.open, router.look(real.replicas[0]).open) == (True, False)
+        assert router.open_admission(real.replicas[0], before) is True
+    if kind == "haproxy":
+        broken = {**real.spec, "socket": "/no/such.sock"}
+        not_there = pytest.raises(TemporaryError, match=r"router lb: talk /no/such\.sock")
+        with router_for("lb", Haproxy.model_validate(broken)) as gone, not_there:
+            gone.look("be/s")

@@ -103,7 +103,7 @@ class Gateway:
 
 
 def sglang_router(gateway: Served, **more: Any) -> Router:
-    spec = SglangGateway(kind="sglang-gateway", url=gateway.url, deadline=0.5, **more)
+    spec = SglangGateway(kind="sglang-gateway", url=gateway.url, deadline=0.2, **more)
     return router_for("gw", spec)
 
 
@@ -138,7 +138,7 @@ def test_sglang_worker_that_still_drains_is_waited_for_and_named() -> None:
     made = Gateway(True, "http://w:1")
     with serve(made) as gateway, sglang_router(gateway) as router:
         before = router.close_admission("http://w:1")
-        with pytest.raises(DeadlineExceeded, match=r"http://w:1 is still draining after 0\.5 s"):
+        with pytest.raises(DeadlineExceeded, match=r"http://w:1 is still draining after 0\.2 s"):
             router.open_admission("http://w:1", before)
         assert not [change for change in gateway.changes() if change[0] == "POST"]
 
@@ -245,7 +245,7 @@ def stack(tmp_path: Path, metrics: str = "", **config: Any) -> Iterator[tuple[St
     made = Stack(path, metrics)
     with serve(made) as served:
         spec = VllmStack(
-            kind="vllm-production-stack", url=served.url, config=str(path), deadline=0.5
+            kind="vllm-production-stack", url=served.url, config=str(path), deadline=0.2
         )
         with router_for("stack", spec) as router:
             yield made, router
@@ -275,7 +275,7 @@ def test_vllm_router_that_does_not_read_its_file_is_not_believed(tmp_path: Path)
     with stack(tmp_path) as (made, router):
         made.awake = False
         before = router.look(BACKENDS[1]).before
-        with pytest.raises(DeadlineExceeded, match=r"does not use .*dynamic\.json after 0\.5 s"):
+        with pytest.raises(DeadlineExceeded, match=r"does not use .*dynamic\.json after 0\.2 s"):
             router.close_admission(BACKENDS[1])
         # The step is tried again once it has read it; what was before is still known.
         made.awake = True
@@ -355,10 +355,10 @@ def test_litellm_deployment_is_blocked_and_unblocked(token_file: str) -> None:
 
 
 def test_litellm_idle_counts_only_once_every_process_knows(token_file: str) -> None:
-    with serve(Proxy()) as proxy, litellm(proxy, token_file, spreads=0.3) as router:
+    with serve(Proxy()) as proxy, litellm(proxy, token_file, spreads=0.15) as router:
         before = router.look("d1").before
         seen = wait_idle(router, "d1", before, 5, 0.02, lambda _t: None, lambda: 0)
-        assert seen["waited_seconds"] >= 0.3
+        assert seen["waited_seconds"] >= 0.15
 
 
 def test_litellm_wildcard_and_unknown_deployments_are_refused(token_file: str) -> None:

@@ -18,14 +18,12 @@ from typing import Any
 import pytest
 
 from pitstop.decide.attempts import WITHOUT_CONTACT
-from pitstop.demo.setup import node_data
 from pitstop.fleet.routers import on_machine
 from pitstop.fleet.routers.factory import router_for
 from pitstop.fleet.routers.haproxy import HaproxyRouter
 from pitstop.fleet.routers.machine import Machine
 from pitstop.fleet.routers.nginx import NginxRouter
 from pitstop.fleet.routers.router import CannotCount, Count, NotUnderstood, Router, wait_idle
-from pitstop.lab.lab import Lab
 from pitstop.model.errors import (
     BadInput,
     DeadlineExceeded,
@@ -432,34 +430,7 @@ def test_nginx_that_is_not_there(nginx: Scene) -> None:
         nginx.router.close_admission(nginx.replica)
 
 
-# --- by SSH
-
-
-def test_socket_file_and_processes_of_another_machine(
-    lab: Lab, tmp_path: Path, replicas: list[int]
-) -> None:
-    """What stands on a router's machine: there is nothing to install."""
-    node = lab.node("gpu1")
-    ssh = node_data(node)["ssh"]
-    front = free_ports(2)
-    for kind, port in zip(KINDS, front, strict=True):
-        root = tmp_path / kind
-        root.mkdir()
-        real = KINDS[kind](root, port, replicas, node.popen)
-        real.spec["ssh"] = ssh
-        with ended(real.process), built(real) as router:
-            before = router.close_admission(real.replicas[0])
-            found = router.look(real.replicas[0])
-            assert (before.open, found.open) == (True, False), kind
-            assert router.open_admission(real.replicas[0], before) is True
-            with pytest.raises(BadInput):
-                router.look("be/nobody")
-            if isinstance(real, RealHaproxy):
-                assert router.in_flight(real.replicas[0]) == 0
-                broken = {**real.spec, "socket": "/no/such.sock"}
-                not_there = pytest.raises(TemporaryError, match=r"talk /no/such\.sock")
-                with router_for("lb", Haproxy.model_validate(broken)) as gone, not_there:
-                    gone.look("be/s")
+# --- by SSH, with more in tests/contracts/test_routers.py
 
 
 def test_program_for_other_machines_needs_nothing_of_pitstop(tmp_path: Path) -> None:

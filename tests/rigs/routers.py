@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import pytest
 from pitstop.fleet.routers.factory import router_for
 from pitstop.fleet.routers.router import Router
 from pitstop.lab.syscalls import CLONE_NEWNET, setns
+from pitstop.model.errors import WorkloadGone
 from pitstop.model.router import Haproxy, Nginx
 from pitstop.node import processes
 from tests.rigs.engine import until
@@ -159,14 +161,17 @@ def listens(path: Path) -> bool:
 
 
 @contextmanager
-def ended(*processes: subprocess.Popen[Any]) -> Iterator[None]:
-    """End processes afterwards, whatever happened."""
+def ended(*started: subprocess.Popen[Any]) -> Iterator[None]:
+    """End processes afterwards, whatever happened; also those behind an nsenter."""
     try:
         yield
     finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
+        for process in started:
+            with suppress(WorkloadGone):
+                for member in processes.tree(process.pid):
+                    with suppress(ProcessLookupError):
+                        os.kill(member.pid, signal.SIGTERM)
+        for process in started:
             try:
                 process.wait(10)
             except subprocess.TimeoutExpired:
