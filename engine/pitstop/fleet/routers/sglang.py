@@ -4,8 +4,8 @@ Source: read and tried with sglang-router 0.3.2 and smg 1.13.0. `GET /workers` l
 with `id`, `url` and, in newer ones, `status`. `DELETE /workers/{id}` is answered with 202; the
 worker is gone at once (0.3.2) or `draining` for `drain_settle_secs` first (smg), a timer that
 does not look at its requests; these go on either way. `POST /workers` registers one, which is
-there once it was found healthy. A worker tells its load at `/v1/loads` (since SGLang 0.5.8) or
-`/get_load`.
+there once it was found healthy. A worker tells its load at `/v1/loads` or, if it
+is older, at `/get_load`, where `num_reqs` is all that it has; not tried with a real worker.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ PAUSE = 0.1
 
 _BACKENDS = "static_backends"
 _PARALLEL = (_BACKENDS, "static_models", "static_model_labels", "static_model_types")
-"""Lists, comma-separated, of which the n-th entries belong together."""
+"""Lists, comma-separated, of which the n-th entries belong together; not every version has all."""
 
 
 class VllmStackRouter(Router):
