@@ -1,9 +1,10 @@
 """A small HTTP server with state in memory, for tests that need a workload. Standard library.
 
 `GET /` says how often `/count` was asked, `GET /count` counts, `/slow` does once the file
-`--let-go` exists, `/drain` and `/undrain` close and open admission, `/inflight` is the gauge,
-`/proof` answers the same as long as the memory is the same. `--break-at FILE`: while that file
-exists, every request is answered with 503 and `/proof` lies.
+`--let-go` exists, `/slow/SECONDS` after that time, `/drain` and `/undrain` close and open
+admission, `/inflight` is the gauge, `/proof` answers the same as long as the memory is the
+same. `--break-at FILE`: while that file exists, every request is answered with 503 and
+`/proof` lies.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         broken = self.arguments.break_at and Path(self.arguments.break_at).exists()
         if broken and self.path != "/inflight":
             self.answer({"broken": True}, 503)
-        elif self.path in ("/count", "/slow"):
+        elif self.path in ("/count", "/slow") or self.path.startswith("/slow/"):
             self.count()
         elif self.path in ("/drain", "/undrain"):
             State.open = self.path == "/undrain"
@@ -57,10 +58,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 if let_go.exists():
                     break
                 threading.Event().wait(0.01)
+        elif self.path.startswith("/slow/"):
+            threading.Event().wait(float(self.path.removeprefix("/slow/")))
         with State.lock:
             State.in_flight -= 1
         print(f"count {count}", flush=True)
-        self.answer({"count": count})
+        self.answer({"count": count, "port": self.arguments.port})
 
     def answer(self, data: dict[str, object], status: int = 200) -> None:
         body = json.dumps(data).encode()

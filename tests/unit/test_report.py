@@ -22,7 +22,7 @@ from pitstop.model.plan import Plan, WorkloadPlan
 from pitstop.model.result import RunResult, WorkloadResult
 from pitstop.model.site import Node, SitePolicy
 from pitstop.model.words import Outcome, Shape, Strategy
-from pitstop.model.workload import HttpProbe, Launch, Ready, Workload
+from pitstop.model.workload import AtRouter, Drain, HttpProbe, Launch, Ready, Workload
 from pitstop.report.change_record import (
     render_plan_html,
     render_plan_markdown,
@@ -630,6 +630,17 @@ def test_plan_says_what_will_happen() -> None:
     markdown = render_plan_markdown(plan)
     for expected in (f"`{plan.digest}`", "**checkpoint-restore**", '`["apply", "--all"]`'):
         assert expected in markdown, expected
+
+
+def test_plan_says_at_which_router_a_workload_is_closed() -> None:
+    behind = workload("api")
+    drain = Drain(router=AtRouter(name="lb", replica="be/<s>"))
+    behind = behind.model_copy(update={"spec": behind.spec.model_copy(update={"drain": drain})})
+    plan = make_plan([behind])
+    page = Page(render_plan_html(plan))
+    check_safe(page)
+    assert "closed first at router lb as be/<s>" in page.text
+    assert "at router `lb` as `be/<s>`" in render_plan_markdown(plan)
 
 
 def test_plan_that_is_no_go() -> None:

@@ -9,6 +9,7 @@ from pydantic import Field
 from pitstop.model.base import Model, Name
 from pitstop.model.jobs import JobPlan
 from pitstop.model.plain import digest_of
+from pitstop.model.router import RouterSpec
 from pitstop.model.runbook import RunbookStep
 from pitstop.model.site import Node, SitePolicy
 from pitstop.model.slurm import SlurmSpec
@@ -76,6 +77,7 @@ class Plan(Model):
         scheduler: None where the site declares none.
         go: whether the run may start; `no_go` says why not.
         boot_id: of the node at planning.
+        routers: those that the workloads are behind.
     """
 
     schema_: Literal["pitstop/plan/v1"] = Field(alias="schema", default="pitstop/plan/v1")
@@ -89,6 +91,7 @@ class Plan(Model):
     runbook: RunbookRef
     workloads: tuple[WorkloadPlan, ...]
     scheduler: SchedulerPlan | None = None
+    routers: dict[Name, RouterSpec] = Field(default_factory=dict)
     go: bool
     no_go: tuple[str, ...] = ()
 

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from pitstop.model.base import Model, Name
 from pitstop.model.fingerprint import HOST_PREFIX
+from pitstop.model.router import RouterSpec, counts
 from pitstop.model.slurm import SlurmSpec
 from pitstop.model.ssh import Ssh
 from pitstop.model.words import Verb
@@ -110,10 +111,11 @@ class SitePolicy(Model):
 
 
 class Site(Model):
-    """One installation: its nodes, scheduler, workloads and policy.
+    """One installation: its nodes, scheduler, workloads, routers and policy.
 
     Attributes:
         scheduler: what starts jobs on the nodes. Without one, only what is declared is known.
+        routers: what workloads are behind.
     """
 
     schema_: Literal["pitstop/site/v1"] = Field(alias="schema")
@@ -121,6 +123,7 @@ class Site(Model):
     nodes: Annotated[dict[Name, Node], Field(min_length=1)]
     scheduler: SlurmSpec | None = None
     workloads: dict[Name, Workload] = Field(default_factory=dict)
+    routers: dict[Name, RouterSpec] = Field(default_factory=dict)
     policy: SitePolicy = Field(default_factory=SitePolicy)
 
     @model_validator(mode="after")
@@ -138,4 +141,21 @@ class Site(Model):
         for node in self.scheduler.names if self.scheduler else ():
             if node not in self.nodes:
                 raise ValueError(f"scheduler names node {node!r}, which is not declared")
+        return self
+
+    @model_validator(mode="after")
+    def _routers_exist(self) -> Self:
+        for name, workload in self.workloads.items():
+            at = workload.drain.router
+            if at is None:
+                continue
+            if at.name not in self.routers:
+                raise ValueError(
+                    f"workload {name!r} is behind router {at.name!r}, which is not declared"
+                )
+            if workload.drain.in_flight is None and not counts(self.routers[at.name]):
+                raise ValueError(
+                    f"workload {name!r} needs drain.in_flight: router {at.name!r} "
+                    f"({self.routers[at.name].kind}) cannot count its requests in flight"
+                )
         return self

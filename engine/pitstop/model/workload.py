@@ -106,9 +106,26 @@ class Action(Model):
         return self
 
 
-class Drain(Model):
-    """How new work is kept away, and how the work in flight is watched to its end."""
+class AtRouter(Model):
+    """Which replica a workload is at a router.
 
+    Attributes:
+        name: of the router in the site.
+        replica: the router's own name for the workload; see docs/routers.md.
+    """
+
+    name: Name
+    replica: Annotated[str, Field(pattern=r"^[^\s\x00-\x1f]+$", max_length=500)]
+
+
+class Drain(Model):
+    """How new work is kept away, and how the work in flight is watched to its end.
+
+    Attributes:
+        router: closed first, before `begin`, and opened last, after `end`.
+    """
+
+    router: AtRouter | None = None
     begin: Action | None = None
     end: Action | None = None
     in_flight: Gauge | None = None

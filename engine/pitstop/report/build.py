@@ -129,7 +129,9 @@ def _last_result(events: Sequence[Event], verb: str, subject: str) -> Mapping[st
 def _workload(result: WorkloadResult, plan: Plan, events: Sequence[Event]) -> WorkloadReport:
     planned = next((w for w in plan.all_workloads if w.name == result.name), None)
     drain = _last_result(events, "drain", result.name)
-    before, after = (pick.number(drain, f"in_flight_at_{at}") for at in ("start", "end"))
+    # A router counts what also the workload itself may not know of yet.
+    seen = pick.mapping(drain, "router") or drain
+    before, after = (pick.number(seen, f"in_flight_at_{at}") for at in ("start", "end"))
     restore, earlier = result.restore_seconds, result.earlier_cold_start_seconds
     return WorkloadReport(
         name=result.name,

@@ -133,21 +133,23 @@ class RunContext:
             data={"topic": topic, "choice": choice, "cause": cause, **data},
         )
 
-    def note(self, subject: str, topic: str, verb: Verb, **data: Any) -> None:
+    def note(self, subject: str, topic: str, verb: Verb, attempt: int = 0, **data: Any) -> None:
         """Record what must be known after a crash, before it is acted on."""
         self.journal.append(
             self.run,
             "note",
             self.actor,
             subject,
-            verb=verb.value,
-            data={"topic": topic, **data},
+            verb.value,
+            attempt,
+            {"topic": topic, **data},
         )
 
-    def noted(self, subject: str, topic: str) -> dict[str, Any] | None:
+    def noted(self, subject: str, topic: str, attempt: int = 0) -> dict[str, Any] | None:
         """Return what was recorded under a topic; None when nothing was."""
         for event in self.events():
-            if (event.kind, event.subject, event.data.get("topic")) == ("note", subject, topic):
+            about = (event.kind, event.subject, event.attempt) == ("note", subject, attempt)
+            if about and event.data.get("topic") == topic:
                 return dict(event.data)
         return None
 

@@ -49,12 +49,11 @@ def signal_job(ctx: RunContext, plan: JobPlan, attempt: int) -> dict[str, Any]:
     if not job.running:
         raise PermanentError(plan.name, f"it is not running: {job.state}")
     path = signal.file.format(job=plan.key, user=plan.user, name=plan.title)
-    topic = f"signalled {attempt}"
-    sent = ctx.noted(plan.name, topic)
+    sent = ctx.noted(plan.name, "signalled", attempt)
     if sent is None:
         # The node's own clock, since the file's time is the node's (or its file server's).
         sent = {"time": ctx.node.call("stat", path=path)["now"]}
-        ctx.note(plan.name, topic, Verb.SIGNAL, **sent)
+        ctx.note(plan.name, "signalled", Verb.SIGNAL, attempt, **sent)
         ctx.scheduler.signal(plan.number, signal.signal, signal.to == "batch")
     found = ctx.node.operate(
         ctx.operation_id(Verb.SIGNAL, plan.name, attempt),
@@ -214,10 +213,9 @@ def wait_job(ctx: RunContext, plan: JobPlan, attempt: int) -> dict[str, Any]:
         Pending: it has not come, and nobody has to hold a process for it.
     """
     deadline = plan.policy.wait_deadline
-    topic = f"waits {attempt}"
-    if (begun := ctx.noted(plan.name, topic)) is None:
+    if (begun := ctx.noted(plan.name, "waits", attempt)) is None:
         begun = {"time": time.time()}
-        ctx.note(plan.name, topic, Verb.WAIT, **begun)
+        ctx.note(plan.name, "waits", Verb.WAIT, attempt, **begun)
     while True:
         job = ctx.scheduler.job(plan.number)
         if job is None or job.over:

@@ -19,6 +19,7 @@ from pitstop.model.workload import Workload
 from pitstop.report.runbook import bind, parse_runbook
 from pitstop.steps.job_planning import no_go as no_go_of_jobs
 from pitstop.steps.job_planning import plan_scheduler
+from pitstop.steps.routing import unreachable
 from pitstop.steps.specs import inspect_argument
 
 
@@ -48,8 +49,7 @@ def make_plan(
     workloads = tuple(
         _plan_workload(n, w, found["workloads"][n], changes, site) for n, w in declared.items()
     )
-    no_go = (*_no_go(found, workloads), *(no_go_of_jobs(scheduler) if scheduler else ()))
-    return Plan(
+    plan = Plan(
         site=site.name,
         policy=site.policy,
         title=maintenance.title,
@@ -60,9 +60,19 @@ def make_plan(
         runbook=runbook.ref(maintenance.runbook).model_copy(update={"changes": changes}),
         workloads=workloads,
         scheduler=scheduler,
-        go=not no_go,
-        no_go=no_go,
+        routers={
+            w.drain.router.name: site.routers[w.drain.router.name]
+            for w in declared.values()
+            if w.drain.router is not None
+        },
+        go=True,
     )
+    no_go = (
+        *_no_go(found, workloads),
+        *(no_go_of_jobs(scheduler) if scheduler else ()),
+        *unreachable(plan),
+    )
+    return plan.model_copy(update={"go": not no_go, "no_go": no_go})
 
 
 def _plan_workload(

@@ -13,6 +13,7 @@ from pitstop.model.words import Strategy, Verb
 from pitstop.steps import scheduling
 from pitstop.steps.context import RunContext
 from pitstop.steps.jobs import JOB_VERBS
+from pitstop.steps.routing import close_at_router, look_at_routers, open_at_router, still_closed
 from pitstop.steps.runbook_steps import rollback, run_phase
 from pitstop.steps.saving import SLACK, checkpoint_id, save
 from pitstop.steps.specs import (
@@ -60,7 +61,7 @@ def _precheck(ctx: RunContext, _subject: str, _attempt: int) -> dict[str, Any]:
                 f"cannot be saved any more: {blocker['what']} at {blocker['where']}",
                 "make a new plan",
             )
-    return found
+    return {**found, "routers": look_at_routers(ctx.plan)}
 
 
 def _drain(ctx: RunContext, subject: str, attempt: int) -> dict[str, Any]:
@@ -68,13 +69,15 @@ def _drain(ctx: RunContext, subject: str, attempt: int) -> dict[str, Any]:
         return scheduling.drain_node(ctx)
     drain = ctx.workload(subject).spec.drain
     try:
-        return ctx.node.operate(
+        at_router = close_at_router(ctx, subject, attempt)
+        at_node = ctx.node.operate(
             ctx.operation_id(Verb.DRAIN, subject, attempt),
             "drain",
             {"workload": subject, "drain": plain(drain)},
             drain.deadline + SLACK,
             ctx.progress,
         )
+        return {**at_node, **at_router}
     except PitstopError as error:
         _went_down_with_its_node(ctx, subject, error)
         raise
@@ -107,8 +110,9 @@ def _still_drained(ctx: RunContext, subject: str) -> None:
     """Ask again right before the first disruptive step: the flag is not the state.
 
     Raises:
-        Refused: requests are in flight again.
+        Refused: requests are in flight again, or may come again.
     """
+    still_closed(ctx, subject)
     gauge = ctx.workload(subject).spec.drain.in_flight
     if gauge is None:
         return
@@ -242,8 +246,10 @@ def _return_to_service(ctx: RunContext, subject: str, attempt: int) -> dict[str,
             action.timeout + SLACK,
             ctx.progress,
         )
+    at_router = open_at_router(ctx, subject)
     ctx.node.call("release", workload=subject, run=ctx.run)
-    return {"admission": "opened" if action is not None else "not controlled", **result}
+    admission = "opened" if action is not None else "not controlled"
+    return {"admission": admission, **result, **at_router}
 
 
 def _quarantine(ctx: RunContext, _subject: str, _attempt: int) -> dict[str, Any]:
