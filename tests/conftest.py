@@ -2,7 +2,13 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-pytest_plugins = ["tests.rigs.engine", "tests.rigs.lab", "tests.rigs.site", "tests.rigs.slurm"]
+pytest_plugins = [
+    "tests.rigs.engine",
+    "tests.rigs.kubernetes",
+    "tests.rigs.lab",
+    "tests.rigs.site",
+    "tests.rigs.slurm",
+]
 
 # What the whole suite has time for; `--hypothesis-profile thorough` when there is more.
 settings.register_profile("suite", max_examples=40, deadline=None)

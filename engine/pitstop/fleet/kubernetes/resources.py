@@ -15,7 +15,7 @@ WHOLE_GPUS = frozenset(
 
 # A slice by MIG, and a share by time slicing or MPS with `renameByDefault` (NVIDIA's device
 # plugin, README): each is a part of a GPU that others may use as well.
-_PART = re.compile(r"nvidia\.com/(?:mig-[0-9]+g\.[0-9]+gb(?:\.\S+)?|mig-[0-9]+c\.\S+|gpu\.shared)")
+_SLICE, _SHARE = "nvidia.com/mig-", "nvidia.com/gpu.shared"
 # What the API allows of an extended resource: whole numbers, in its canonical form.
 _WHOLE = re.compile(r"([0-9]{1,9})(k|M)?")
 _FACTORS = {None: 1, "k": 1000, "M": 1_000_000}
@@ -54,7 +54,7 @@ class Gpus:
 
 def is_gpu(resource: str) -> bool:
     """Whether a resource is a GPU or a part of one."""
-    return resource in WHOLE_GPUS or _PART.fullmatch(resource) is not None
+    return resource in WHOLE_GPUS or resource.startswith(_SLICE) or resource == _SHARE
 
 
 def gpus_of(spec: Field) -> Gpus:
