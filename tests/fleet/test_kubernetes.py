@@ -23,6 +23,7 @@ from pitstop.fleet.kubernetes.errors import (
     ApiUnavailable,
     Conflict,
     CordonGone,
+    NoDryRun,
     NotThere,
     NotTrusted,
     NotUnderstood,
@@ -389,6 +390,29 @@ def test_what_would_block_is_known_at_the_plan(rig: Rig) -> None:
     assert rig.kube.evicted == []
 
 
+def test_a_cluster_that_cannot_try_evictions_dry(rig: Rig) -> None:
+    """Some admission webhooks have side effects: the API refuses what would call them dry."""
+    rig.kube.add_pod("web-0")
+    words = b'{"message": "admission webhook \\"audit.example.com\\" does not support dry run"}'
+    rig.kube.faults.append(lambda r: Reply(400, words) if r.dry else None)
+    work = rig.evacuation()
+    with pytest.raises(NoDryRun, match="does not support dry run"):
+        work.rehearse(work.plan_pods(NODE))
+    assert rig.empty() == ("inf/web-0",)
+    assert "cannot be tried dry: inf/web-0: admission webhook" in rig.told[0]
+
+
+def test_another_run_takes_the_node_over(rig: Rig) -> None:
+    rig.kube.add_pod("held-0", finalizers=["example.com/backup"])
+
+    def take() -> None:
+        rig.kube.nodes[NODE]["metadata"]["annotations"][CORDON] = "pitstop:run-8"
+
+    rig.kube.faults.append(at(1, *EVICTION, take))
+    with pytest.raises(CordonGone, match=r"drained by another run: pitstop:run-8.*inf/held-0"):
+        rig.empty(deadline=5)
+
+
 def test_two_budgets_are_refused_at_once(rig: Rig) -> None:
     rig.kube.add_pod("llm-0", labels=LLM)
     rig.kube.add_pod("etl-0")
@@ -472,7 +496,8 @@ def test_a_pod_that_does_not_end_is_reported_with_what_holds_it(rig: Rig) -> Non
     rig.kube.add_pod("web-0")
     with pytest.raises(DeadlineExceeded) as failed:
         rig.empty(deadline=0.3)
-    assert "inf/held-0: stuck in Terminating, 1" in failed.value.cause
+    assert "1 of 2 pods are gone; inf/held-0: stuck in Terminating" in failed.value.cause
+    assert failed.value.evidence == {"gone": ["inf/web-0"], "left": ["inf/held-0"]}
     assert "held by finalizers example.com/backup" in failed.value.cause
     assert "web-0" not in failed.value.cause
     assert rig.kube.names() == ["held-0"]
@@ -486,7 +511,9 @@ def test_a_kubelet_that_does_not_report_holds_its_pods(rig: Rig) -> None:
     pod = rig.kube.add_pod("web-0")
     rig.kube.end(pod, grace=-100)
     rig.kube.nodes[NODE]["status"]["conditions"][0]["status"] = "Unknown"
-    with pytest.raises(DeadlineExceeded, match="the kubelet of gpu001 does not report"):
+    with pytest.raises(
+        DeadlineExceeded, match=r"0 of 1 pods.*the kubelet of gpu001 does not report"
+    ):
         rig.empty(deadline=0.1)
     assert not rig.scheduler.look(NODE, RUN).drained
 
@@ -557,7 +584,7 @@ def test_nothing_is_evicted_from_a_node_that_fills_again(rig: Rig) -> None:
 def test_somebody_uncordons_meanwhile(rig: Rig) -> None:
     rig.kube.add_pod("held-0", finalizers=["example.com/backup"])
     rig.kube.faults.append(at(1, *EVICTION, lambda: rig.kube.cordon(NODE, False, "autoscaler")))
-    with pytest.raises(CordonGone, match=r"somebody uncordoned it.*still there: inf/held-0"):
+    with pytest.raises(CordonGone, match=r"not cordoned.*still there: inf/held-0"):
         rig.empty(deadline=5)
 
 
@@ -583,7 +610,7 @@ def test_the_api_is_away_for_a_while(rig: Rig) -> None:
     rig.kube.faults.append(away)
     assert work.evict(NODE, RUN, plan, 5, rig.told.append).gone == ("inf/web-0",)
     assert answers == []
-    assert any("not known to be gone; get nodes" in words for words in rig.told)
+    assert any("1 that are not known to be gone: get nodes" in words for words in rig.told)
 
 
 def test_an_eviction_whose_answer_was_lost_is_asked_for_again(rig: Rig) -> None:
@@ -695,9 +722,10 @@ def test_what_rbac_lacks_is_named(rig: Rig) -> None:
 
 def test_a_server_that_repeats_the_credentials(rig: Rig) -> None:
     words = f"bad header Authorization: Bearer {TOKEN}".encode()
+    replies: list[Reply] = []
+    rig.kube.faults.append(lambda _request: replies[-1])
     for status in (200, 403, 503):
-        reply = Reply(status, words)
-        rig.kube.faults[:] = [lambda _request, reply=reply: reply]
+        replies.append(Reply(status, words))
         with pytest.raises(PitstopError, match=r"Authorization: \*\*\*") as failed:
             rig.api.node(NODE)
         assert TOKEN not in repr(failed.value)
@@ -768,7 +796,8 @@ def test_a_server_that_is_not_trusted(kube: Cluster, tmp_path: Path) -> None:
         with pytest.raises(NotTrusted, match="certificate verify failed"):
             Api(connect(spec)).node(NODE)
         assert len(kube.requests) == seen
-        write_kubeconfig(path, address, **{"insecure-skip-tls-verify": True})
+        insecure: dict[str, Any] = {"insecure-skip-tls-verify": True}
+        write_kubeconfig(path, address, **insecure)
         with pytest.raises(BadInput, match="insecure-skip-tls-verify"):
             connect(spec)
 

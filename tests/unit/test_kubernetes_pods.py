@@ -560,9 +560,10 @@ def test_what_keeps_a_pod_there_is_said() -> None:
     for found, where, now, words in (
         (pod, node, 0, "not tried yet"),
         (replace(pod, ready=False), node, 0, "not tried yet; it is not ready itself"),
-        (ending, node, 940, "has 60 s left"),
-        (ending, node, 1010, "ending, 10 s past its grace: its containers have not ended"),
-        (ending, node, 1500, "stuck in Terminating, 500 s past its grace: its containers"),
+        (ending, node, 940, "it is ending, and has until 1970-01-01 00:16:40 UTC"),
+        (ending, node, 1010, "it is ending"),
+        (ending, node, 1500, "stuck in Terminating, its time was over at 1970-01-01 00:16:40"),
+        (ending, node, 1500, "UTC: its containers have not ended"),
         (held, node, 1500, "held by finalizers a/b"),
         (ending, lost, 1500, "the kubelet of gpu001 does not report"),
     ):

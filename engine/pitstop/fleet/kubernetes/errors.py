@@ -48,8 +48,14 @@ class RequestRefused(PermanentError):
     code = "kubernetes_refused"
 
 
+class NoDryRun(RequestRefused):
+    """An admission webhook of the cluster cannot try this request dry: the answer is unknown."""
+
+    code = "kubernetes_no_dry_run"
+
+
 class CordonGone(PermanentError):
-    """Somebody let new pods in while the node was being emptied."""
+    """The node was uncordoned, or taken over by another run, while it was being emptied."""
 
     code = "kubernetes_cordon_gone"
 
@@ -126,6 +132,8 @@ def of_status(call: Call, status: int, body: str, retry_after: str | None = None
         return _with_pause(kind(subject, words), said, retry_after)
     if status in (502, 503, 504):
         return _with_pause(ApiUnavailable(subject, f"HTTP {status}: {words}"), said, retry_after)
+    if status == 400 and "does not support dry run" in words:
+        return NoDryRun(subject, words)
     kinds: dict[int, type[PitstopError]] = {404: NotThere, 409: Conflict, 410: ListExpired}
     return kinds.get(status, RequestRefused)(subject, f"HTTP {status}: {words}")
 

@@ -7,7 +7,7 @@ The order for a step: `Kubernetes.drain` (cordon), `plan_pods`, save what is to 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pitstop.fleet.kubernetes.api import Api
@@ -16,6 +16,7 @@ from pitstop.fleet.kubernetes.errors import (
     BudgetBlocks,
     Conflict,
     CordonGone,
+    NoDryRun,
     NotThere,
     refused_pods,
 )
@@ -23,7 +24,7 @@ from pitstop.fleet.kubernetes.holding import NAMED, summary
 from pitstop.fleet.kubernetes.records import KubeNode, Pod
 from pitstop.fleet.kubernetes.scheduler import claim, reason
 from pitstop.fleet.scheduler import MARK, Claim
-from pitstop.model.errors import DeadlineExceeded, Refused, TemporaryError
+from pitstop.model.errors import DeadlineExceeded, PitstopError, Refused, TemporaryError
 from pitstop.model.kubernetes import KubernetesSpec
 
 POLL = 2.0
@@ -54,11 +55,18 @@ class Evacuated:
 
 @dataclass(slots=True)
 class _Pending:
-    """The pods of an evacuation, by uid, and what the API said of them."""
+    """The pods of an evacuation, and what the API said of them. All by uid.
+
+    Attributes:
+        errors: why an eviction was not allowed, or not known to be, when last asked.
+        not_before: when to ask again, on the monotonic clock.
+        untried: words of the API about those that it cannot try dry.
+    """
 
     pods: dict[str, Pod]
     errors: dict[str, TemporaryError] = field(default_factory=dict)
     not_before: dict[str, float] = field(default_factory=dict)
+    untried: dict[str, str] = field(default_factory=dict)
 
     @property
     def refusals(self) -> dict[str, str]:
@@ -102,10 +110,13 @@ class Evacuation:
             Empty: all would go.
 
         Raises:
+            NoDryRun: the cluster cannot try evictions dry, so that it cannot be told.
             PitstopError: the API refuses one for good, or it cannot be told.
         """
         pending = _Pending(_to_evict(choices))
         self._ask_all(pending, dry_run=True)
+        if pending.untried:
+            raise NoDryRun("evictions", _list(pending, pending.untried))
         for error in pending.errors.values():
             if not isinstance(error, BudgetBlocks):
                 raise error
@@ -134,8 +145,9 @@ class Evacuation:
         Raises:
             Refused: a pod may not be evicted, or a workload is not saved, or the node is not
                 cordoned, or another run's. Nothing was touched.
-            DeadlineExceeded: pods are still there. It names each with what holds it.
-            CordonGone: somebody let new pods in meanwhile.
+            DeadlineExceeded: pods are still there. It names each with what holds it; its
+                evidence has `gone` and `left`.
+            CordonGone: somebody let new pods in meanwhile, or another run took the node.
             PitstopError: the API refuses for good.
         """
         begun = time.monotonic()
@@ -157,7 +169,9 @@ class Evacuation:
         self, node: str, run: str, choices: Sequence[PodChoice], saved: Collection[str]
     ) -> tuple[_Pending, tuple[str, ...]]:
         """Make the choices anew; return what is to go, and the pods that are gone already."""
-        _check_cordon(self._api.node(node), run)
+        why_not = _why_not(self._api.node(node), run)
+        if why_not:
+            raise Refused(node, f"no pod was touched: {why_not}")
         now = {choice.pod.uid: choice for choice in self.plan_pods(node)}
         wanted: dict[str, Pod] = {}
         before: list[str] = []
@@ -190,9 +204,15 @@ class Evacuation:
         while True:
             rehearsal.errors.clear()
             self._ask_all(rehearsal, dry_run=True)
+            if rehearsal.untried:
+                progress(f"{node}: cannot be tried dry: {_list(rehearsal, rehearsal.untried)}")
+                rehearsal.pods = {
+                    uid: pod for uid, pod in rehearsal.pods.items() if uid not in rehearsal.untried
+                }
+                rehearsal.untried.clear()
             if not rehearsal.errors:
                 return
-            words = _refusals(rehearsal)
+            words = _list(rehearsal, rehearsal.refusals)
             pending.errors.update(rehearsal.errors)
             progress(f"{node}: waits for evictions to be allowed: {words}")
             left = end - time.monotonic()
@@ -210,26 +230,28 @@ class Evacuation:
         self, node: str, run: str, pending: _Pending, end: float, progress: Progress
     ) -> None:
         """Evict, and look until all are gone. What is true is read anew each time."""
+        wanted = dict(pending.pods)
         told = ""
         while True:
-            words = ""
             try:
                 seen = self._api.node(node)
                 self._still_there(node, pending)
                 if not pending.pods:
                     return
-                _check_still_cordoned(seen, run, pending)
+                why_not = _why_not(seen, run)
+                if why_not:
+                    raise _unfinished(CordonGone, node, wanted, pending, why_not)
                 self._ask_due(pending)
                 pods = list(pending.pods.values())
                 words = summary(pods, seen, time.time(), pending.refusals)
             except TemporaryError as error:
                 # The API is away: what was asked of it goes on, and nothing is known.
-                words = f"{len(pending.pods)} pods are not known to be gone; {error}"
+                words = f"{len(pending.pods)} that are not known to be gone: {error}"
             if words != told:
                 progress(f"{node}: waits for {words}")
                 told = words
             if time.monotonic() >= end:
-                raise DeadlineExceeded(node, f"pods are still there: {words}")
+                raise _unfinished(DeadlineExceeded, node, wanted, pending, words)
             time.sleep(max(0.0, min(self._poll, end - time.monotonic())))
 
     def _still_there(self, node: str, pending: _Pending) -> None:
@@ -258,6 +280,8 @@ class Evacuation:
             except (NotThere, Conflict):
                 # Gone, and perhaps another of that name is there: the next look will tell.
                 continue
+            except NoDryRun as error:
+                pending.untried[uid] = error.cause
             except TemporaryError as error:
                 asked = getattr(error, "retry_after", None)
                 pause = self._retry if asked is None else asked
@@ -270,31 +294,38 @@ def _words(error: TemporaryError) -> str:
     return error.cause if isinstance(error, BudgetBlocks) else str(error)
 
 
+def _unfinished(
+    kind: type[PitstopError], node: str, wanted: Mapping[str, Pod], pending: _Pending, words: str
+) -> PitstopError:
+    """Return an error that says how far it went: some pods are gone, others are not."""
+    gone = [pod.key for uid, pod in wanted.items() if uid not in pending.pods]
+    left = [pod.key for pod in pending.pods.values()]
+    still = "" if kind is DeadlineExceeded else f"; still there: {', '.join(left[:NAMED])}"
+    error = kind(node, f"{len(gone)} of {len(wanted)} pods are gone; {words}{still}")
+    error.evidence = {"gone": gone, "left": left}
+    return error
+
+
 def _to_evict(choices: Iterable[PodChoice]) -> dict[str, Pod]:
     actions = (Action.EVICT, Action.CHECKPOINT)
     return {choice.pod.uid: choice.pod for choice in choices if choice.action in actions}
 
 
-def _refusals(pending: _Pending) -> str:
-    words = [f"{pending.pods[uid].key}: {said}" for uid, said in pending.refusals.items()]
-    more = f"; and {len(words) - NAMED} more" if len(words) > NAMED else ""
-    return "; ".join(words[:NAMED]) + more
+def _list(pending: _Pending, words: Mapping[str, str]) -> str:
+    """Name pods with what is said of each."""
+    said = [f"{pending.pods[uid].key}: {text}" for uid, text in words.items()]
+    more = f"; and {len(said) - NAMED} more" if len(said) > NAMED else ""
+    return "; ".join(said[:NAMED]) + more
 
 
-def _check_cordon(node: KubeNode, run: str) -> None:
-    """Refuse to empty a node that fills again, or that another run is at work on."""
+def _why_not(node: KubeNode, run: str) -> str:
+    """Say why a node must not be emptied now; empty if it may be.
+
+    One that somebody else has cordoned may be: the plan has asked whether to work on it.
+    """
     found = claim(node, run)
     if found is Claim.NOBODY:
-        raise Refused(node.name, "it is not cordoned: new pods would come while others go")
+        return "it is not cordoned: new pods would come while others go"
     if found is Claim.FOREIGN and reason(node).startswith(MARK):
-        raise Refused(node.name, f"it is drained by another run: {reason(node)}")
-
-
-def _check_still_cordoned(node: KubeNode, run: str, pending: _Pending) -> None:
-    if claim(node, run) is Claim.NOBODY:
-        left = ", ".join(pod.key for pod in pending.pods.values())
-        raise CordonGone(
-            node.name,
-            f"somebody uncordoned it while its pods were evicted; still there: {left[:500]}",
-            "drain it again once it is clear who needs it",
-        )
+        return f"it is drained by another run: {reason(node)}"
+    return ""

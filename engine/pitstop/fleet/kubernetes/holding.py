@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 
 from pitstop.fleet.kubernetes.records import KubeNode, Pod
 
@@ -23,10 +24,11 @@ def held_by(pod: Pod, node: KubeNode, now: float, refusal: str = "") -> str:
     if pod.ending is None:
         health = "" if pod.ready is not False else "; it is not ready itself"
         return (refusal or "its eviction was not tried yet") + health
-    past = int(now - pod.ending)
-    if past <= 0:
-        return f"it is ending and has {-past} s left for that"
-    stuck = f"{'stuck in Terminating' if past > SLACK else 'ending'}, {past} s past its grace"
+    # A moment and no count of seconds: the words stay the same while nothing happens.
+    until = datetime.fromtimestamp(pod.ending, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    if now <= pod.ending + SLACK:
+        return f"it is ending, and has until {until}"
+    stuck = f"stuck in Terminating, its time was over at {until}"
     if pod.finalizers:
         return f"{stuck}: held by finalizers {', '.join(pod.finalizers)}"
     if node.ready is None:
