@@ -419,6 +419,13 @@ def test_another_run_takes_the_node_over(rig: Rig) -> None:
         rig.empty(deadline=5)
 
 
+def test_a_pod_that_serves_nobody_may_block_as_well(rig: Rig) -> None:
+    rig.kube.add_pod("crash-0", labels=LLM, ready="False")
+    rig.kube.add_budget("crash", LLM, at_least=1)
+    with pytest.raises(DeadlineExceeded, match=r"has 0 currently; it is not ready.*AlwaysAllow"):
+        rig.empty(deadline=0.1)
+
+
 def test_two_budgets_are_refused_at_once(rig: Rig) -> None:
     rig.kube.add_pod("llm-0", labels=LLM)
     rig.kube.add_pod("etl-0")

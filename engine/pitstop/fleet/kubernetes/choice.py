@@ -84,7 +84,7 @@ def _choose(pod: Pod, placement: Mapping[str, int], consent: Consent) -> tuple[A
     if lost:
         return Action.EVICT, f"its annotation {EVICT}: allow consents, although {lost}"
     maker = "nobody" if pod.owner is None else f"{pod.owner.kind} {pod.owner.name}"
-    return Action.EVICT, f"{maker} makes it again elsewhere"
+    return Action.EVICT, f"{maker} makes it again elsewhere{_allowed_loss(pod)}"
 
 
 def _of_the_node(pod: Pod) -> tuple[Action, str]:
@@ -107,9 +107,13 @@ def _would_lose(pod: Pod, placement: Mapping[str, int], consent: Consent) -> str
     if pod.owner is None:
         return "no controller makes it again once it is gone"
     lost = [str(volume) for volume in pod.local if not _may_be_lost(volume.shared_memory, consent)]
-    if lost:
-        return f"the data of {', '.join(lost)} is deleted with it"
-    return ""
+    return f"the data of {', '.join(lost)} is deleted with it" if lost else ""
+
+
+def _allowed_loss(pod: Pod) -> str:
+    """Say what is lost although nobody has to be asked for it."""
+    names = ", ".join(str(volume) for volume in pod.local)
+    return f"; the data of {names} is deleted with it, by consent" if names else ""
 
 
 def _may_be_lost(shared_memory: bool, consent: Consent) -> bool:
@@ -122,7 +126,8 @@ def _under_the_launcher(pod: Pod) -> tuple[Action, str]:
             "it runs pitstop's launcher, but of which workload cannot be read from its command; "
             f"say it with the annotation {WORKLOAD}"
         )
-    return Action.CHECKPOINT, f"it runs {', '.join(pod.workloads)} under pitstop's launcher"
+    names = ", ".join(pod.workloads)
+    return Action.CHECKPOINT, f"it runs {names} under pitstop's launcher{_allowed_loss(pod)}"
 
 
 def _members(pod: Pod, others: Iterable[Pod]) -> list[Pod]:

@@ -71,7 +71,7 @@ class _Pending:
     @property
     def refusals(self) -> dict[str, str]:
         """What the API last said of those that it refused."""
-        return {uid: _words(error) for uid, error in self.errors.items()}
+        return {uid: _words(self.pods.get(uid), error) for uid, error in self.errors.items()}
 
 
 class Evacuation:
@@ -289,9 +289,15 @@ class Evacuation:
                 pending.errors[uid] = error
 
 
-def _words(error: TemporaryError) -> str:
+def _words(pod: Pod | None, error: TemporaryError) -> str:
     """Say why an eviction was refused; the pod is named where this is used."""
-    return error.cause if isinstance(error, BudgetBlocks) else str(error)
+    if not isinstance(error, BudgetBlocks):
+        return str(error)
+    if pod is not None and pod.ready is False:
+        # A pod that serves nobody can block for ever (KEP-3017).
+        way = "unhealthyPodEvictionPolicy: AlwaysAllow in the budget would let it go"
+        return f"{error.cause.rstrip('.')}; it is not ready itself: {way}"
+    return error.cause
 
 
 def _unfinished(

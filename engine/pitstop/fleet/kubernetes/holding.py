@@ -22,8 +22,7 @@ def held_by(pod: Pod, node: KubeNode, now: float, refusal: str = "") -> str:
         refusal: what the API last said to its eviction; empty if nothing.
     """
     if pod.ending is None:
-        health = "" if pod.ready is not False else "; it is not ready itself"
-        return (refusal or "its eviction was not tried yet") + health
+        return refusal or "its eviction was not tried yet"
     # A moment and no count of seconds: the words stay the same while nothing happens.
     until = datetime.fromtimestamp(pod.ending, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     if now <= pod.ending + SLACK:
