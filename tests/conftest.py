@@ -4,6 +4,7 @@ from hypothesis import settings
 
 pytest_plugins = [
     "tests.rigs.engine",
+    "tests.rigs.kubernetes",
     "tests.rigs.lab",
     "tests.rigs.site",
     "tests.rigs.slurm",

@@ -12,22 +12,10 @@ from typing import Any
 import polars as pl
 
 from pitstop.coverage.frame import COLUMNS, Options, Source, table
+from pitstop.fleet.kubernetes.groups import OF_A_NODE, REPLICAS, job_by_labels, job_by_owner
+from pitstop.fleet.kubernetes.resources import WHOLE_GPUS, is_gpu
 from pitstop.fleet.slurm.records import SlurmJob, read_queue
 from pitstop.model.errors import BadInput
-
-# Labels by which pods on several nodes are one job, with the value that tells jobs apart.
-# Kubeflow training operators, JobSet, LeaderWorkerSet (one group is one replica), KubeRay,
-# Volcano, MPI operator: from their documentation.
-_GROUP_LABELS = (
-    ("jobset.sigs.k8s.io/jobset-name",),
-    ("leaderworkerset.sigs.k8s.io/name", "leaderworkerset.sigs.k8s.io/group-index"),
-    ("training.kubeflow.org/job-name",),
-    ("ray.io/cluster",),
-    ("volcano.sh/job-name",),
-    ("batch.kubernetes.io/job-name",),
-    ("job-name",),
-)
-_GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915")
 
 
 def read_squeue(path: Path, now: datetime) -> Source:
@@ -130,20 +118,20 @@ def _row_of_pods(
 def _group(pod: Mapping[str, Any]) -> str:
     metadata = pod["metadata"]
     space, labels = metadata.get("namespace", ""), metadata.get("labels") or {}
-    for names in _GROUP_LABELS:
-        if all(name in labels for name in names):
-            return "/".join((str(space), *(str(labels[name]) for name in names)))
+    named = job_by_labels(str(space), labels)
+    if named:
+        return named
     for owner in metadata.get("ownerReferences") or ():
-        # The replicas of these do not need each other; any other owner's pods may.
-        if owner.get("controller") and owner["kind"] not in ("ReplicaSet", "StatefulSet"):
-            return f"{space}/{owner['kind']}/{owner['name']}"
+        # Replicas of a StatefulSet do not need each other either; any other owner's pods may.
+        if owner.get("controller") and owner["kind"] not in REPLICAS | {"StatefulSet"}:
+            return job_by_owner(str(space), owner["kind"], owner["name"])
     return f"{space}/{metadata['name']}"
 
 
 def _helper(pod: Mapping[str, Any]) -> bool:
     """Whether it belongs to a node and not to anybody's work."""
     owners = pod["metadata"].get("ownerReferences") or ()
-    return any(owner["kind"] in ("DaemonSet", "Node") for owner in owners)
+    return any(owner["kind"] in OF_A_NODE for owner in owners)
 
 
 def _over(pod: Mapping[str, Any]) -> bool:
@@ -157,14 +145,11 @@ def _limits(pod: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 
 def _has_gpu(pod: Mapping[str, Any]) -> bool:
-    return any(
-        (name in _GPU_RESOURCES or name.startswith("nvidia.com/mig-")) and int(amount) > 0
-        for name, amount in _limits(pod)
-    )
+    return any(is_gpu(name) and int(amount) > 0 for name, amount in _limits(pod))
 
 
 def _gpus(pod: Mapping[str, Any]) -> int:
-    return sum(int(amount) for name, amount in _limits(pod) if name in _GPU_RESOURCES)
+    return sum(int(amount) for name, amount in _limits(pod) if name in WHOLE_GPUS)
 
 
 def _month(moment: float) -> str:

@@ -107,6 +107,23 @@ class Scheduler(ABC):
             PitstopError: it was not done, or is not known to be.
         """
 
+    def reboot(self, node: str, run: str) -> None:
+        """Have the scheduler reboot a node that is ours and empty, and keep it closed.
+
+        Raises:
+            Refused: it is not ours, or not empty.
+            PitstopError: it was not done, or this scheduler cannot.
+        """
+        raise PermanentError(node, f"its scheduler reboots no nodes (asked by {run})")
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the connection back."""
+
+
+class JobScheduler(Scheduler):
+    """A scheduler whose jobs can be asked for and moved one by one."""
+
     @abstractmethod
     def jobs(self, node: str) -> tuple[Job, ...]:
         """Return the jobs that hold a node, or may, each with all its machines.
@@ -154,19 +171,6 @@ class Scheduler(ABC):
         Raises:
             PitstopError: it was not done, or is not known to be.
         """
-
-    def reboot(self, node: str, run: str) -> None:
-        """Have the scheduler reboot a node that is ours and empty, and keep it closed.
-
-        Raises:
-            Refused: it is not ours, or not empty.
-            PitstopError: it was not done, or this scheduler cannot.
-        """
-        raise PermanentError(node, f"its scheduler reboots no nodes (asked by {run})")
-
-    @abstractmethod
-    def close(self) -> None:
-        """Give the connection back."""
 
 
 def mark(run: str) -> str:

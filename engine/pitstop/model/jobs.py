@@ -100,11 +100,30 @@ class JobRule(JobPolicy):
         return fnmatchcase(name, self.match_name) and fnmatchcase(user, self.match_user)
 
 
-class JobPlan(Model):
-    """What is intended for one job.
+class PodPlan(Model):
+    """What is intended for one pod.
 
     Attributes:
-        name: what it is called in steps and reports: `job-` and the scheduler's number.
+        uid: what tells it from another of the same name.
+        key: its namespace and name.
+        action: `leave`, `wait`, `evict`, `checkpoint` or `refuse`.
+        workloads: what runs in it under the launcher, and is saved first.
+    """
+
+    uid: str
+    key: str
+    action: str
+    reason: str
+    workloads: tuple[Name, ...] = ()
+
+
+class JobPlan(Model):
+    """What is intended for one job, or for what runs under the launcher in a pod.
+
+    Attributes:
+        kind: which of the two.
+        name: what it is called in steps and reports: `job-` and the scheduler's number, or
+            `pod-` and the launcher's name of it.
         key: what the scheduler calls it; `number` is what its commands take.
         title: the name its owner gave it.
         nodes: the machines it sits on, as the scheduler calls them.
@@ -115,9 +134,10 @@ class JobPlan(Model):
         predicted: what the gate would say on this node afterwards, as `Verdict.to_json`.
     """
 
+    kind: Literal["job", "pod"] = "job"
     name: Name
     key: str
-    number: int
+    number: int = 0
     title: str
     user: str
     nodes: tuple[str, ...]

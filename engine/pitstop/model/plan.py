@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from pitstop.model.base import Model, Name
-from pitstop.model.jobs import JobPlan
+from pitstop.model.jobs import JobPlan, PodPlan
+from pitstop.model.kubernetes import KubernetesSpec
 from pitstop.model.plain import digest_of
 from pitstop.model.router import RouterSpec
 from pitstop.model.runbook import RunbookStep
@@ -62,12 +63,13 @@ class SchedulerPlan(Model):
         state: in the scheduler's words.
     """
 
-    spec: SlurmSpec
+    spec: Annotated[SlurmSpec | KubernetesSpec, Field(discriminator="kind")]
     node: str
     claim: str
     reason: str
     state: str
     jobs: tuple[JobPlan, ...] = ()
+    pods: tuple[PodPlan, ...] = ()
 
 
 class Plan(Model):

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from pitstop.model.base import Model, Name
 from pitstop.model.fingerprint import HOST_PREFIX
+from pitstop.model.kubernetes import KubernetesSpec
 from pitstop.model.router import RouterSpec, counts
 from pitstop.model.slurm import SlurmSpec
 from pitstop.model.ssh import Ssh
@@ -57,6 +58,7 @@ DEFAULT_RETRIES: dict[Verb, Retry] = {
     Verb.CHECKPOINT: Retry(count=1),
     # A controller of a scheduler that restarts is away for a minute.
     Verb.REQUEUE: Retry(count=5),
+    Verb.EVICT: Retry(count=2),
     Verb.RELEASE: Retry(count=5),
     Verb.STOP: Retry(count=1),
     Verb.MAINTAIN: Retry(count=1),
@@ -121,7 +123,7 @@ class Site(Model):
     schema_: Literal["pitstop/site/v1"] = Field(alias="schema")
     name: Name
     nodes: Annotated[dict[Name, Node], Field(min_length=1)]
-    scheduler: SlurmSpec | None = None
+    scheduler: Annotated[SlurmSpec | KubernetesSpec, Field(discriminator="kind")] | None = None
     workloads: dict[Name, Workload] = Field(default_factory=dict)
     routers: dict[Name, RouterSpec] = Field(default_factory=dict)
     policy: SitePolicy = Field(default_factory=SitePolicy)

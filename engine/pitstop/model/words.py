@@ -44,6 +44,7 @@ class Verb(StrEnum):
     SIGNAL = "signal"
     CHECKPOINT = "checkpoint"
     REQUEUE = "requeue"
+    EVICT = "evict"
     STOP = "stop"
     WAIT = "wait"
     MAINTAIN = "maintain"

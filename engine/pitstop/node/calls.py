@@ -179,6 +179,7 @@ def _workload(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
         "how": record.how,
         "cause": record.cause,
         "started": record.started,
+        "boot_id": record.boot_id,
         "start_seconds": record.start_seconds,
         "ended": record.ended,
         "holder": files.holder(),

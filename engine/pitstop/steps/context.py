@@ -11,11 +11,12 @@ from typing import Any
 
 from pitstop.decide.attempts import Standing, standing
 from pitstop.fleet.node import RemoteNode
-from pitstop.fleet.scheduler import Scheduler
+from pitstop.fleet.scheduler import JobScheduler, Scheduler
 from pitstop.fleet.schedulers import open_scheduler
 from pitstop.journal.store import Journal
 from pitstop.model.errors import PermanentError
 from pitstop.model.event import Event
+from pitstop.model.kubernetes import KubernetesSpec
 from pitstop.model.plan import Plan, WorkloadPlan
 from pitstop.model.site import Retry
 from pitstop.model.slurm import SlurmSpec
@@ -60,7 +61,7 @@ class RunContext:
         self.journal.close()
 
     @property
-    def scheduler_spec(self) -> SlurmSpec:
+    def scheduler_spec(self) -> SlurmSpec | KubernetesSpec:
         """The site's scheduler, as it was planned with.
 
         Raises:
@@ -81,6 +82,18 @@ class RunContext:
         if self._scheduler is None:
             self._scheduler = open_scheduler(self.scheduler_spec)
         return self._scheduler
+
+    @property
+    def slurm(self) -> tuple[JobScheduler, SlurmSpec]:
+        """The site's scheduler, where that is one of jobs.
+
+        Raises:
+            PermanentError: it is another.
+        """
+        scheduler, spec = self.scheduler, self.scheduler_spec
+        if not isinstance(scheduler, JobScheduler) or not isinstance(spec, SlurmSpec):
+            raise PermanentError(self.plan.node, f"{spec.kind} is no scheduler of jobs")
+        return scheduler, spec
 
     @property
     def directory(self) -> Path:

@@ -7,37 +7,34 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from pitstop.decide.gate import compare, predict
+from pitstop.decide.gate import compare
 from pitstop.decide.jobs import JobFacts, choose_for_job, notes_on
 from pitstop.decide.shape import shape_of
 from pitstop.fleet.node import RemoteNode
-from pitstop.fleet.scheduler import MARK, Claim, Job, Scheduler, Standing
-from pitstop.fleet.schedulers import open_scheduler
+from pitstop.fleet.scheduler import Claim, Job, JobScheduler, Standing
+from pitstop.fleet.schedulers import open_slurm
 from pitstop.model.errors import PitstopError
 from pitstop.model.fingerprint import Fingerprint
 from pitstop.model.jobs import JobPlan, JobPolicy
 from pitstop.model.plan import SchedulerPlan
 from pitstop.model.site import Site
 from pitstop.model.slurm import SlurmSpec
-from pitstop.model.verdict import Verdict
 from pitstop.model.words import Shape, Strategy
+from pitstop.steps.scheduler_planning import NO_RUN, blockers_of, inspect, predicted_for
 from pitstop.steps.specs import probes_of_policy
 
-RUN_ID_AT_PLANNING = ""
-"""No run has an empty id, so whatever is drained is somebody else's."""
 
-
-def plan_scheduler(
+def plan_slurm(
     site: Site, spec: SlurmSpec, node: RemoteNode, changes: Mapping[str, str]
 ) -> SchedulerPlan:
-    """Look at a node through its scheduler and choose a strategy for each of its jobs.
+    """Look at a node through Slurm and choose a strategy for each of its jobs.
 
     Raises:
         PitstopError: it cannot be told; a node whose jobs are not known is not planned for.
     """
     name = spec.name_of(node.name)
-    with closing(open_scheduler(spec)) as scheduler:
-        standing = scheduler.look(name, RUN_ID_AT_PLANNING)
+    with closing(open_slurm(spec)) as scheduler:
+        standing = scheduler.look(name, NO_RUN)
         jobs = scheduler.jobs(name)
         planner = _Planner(site, spec, node, changes, scheduler)
         planned = tuple(planner.plan(job) for job in jobs)
@@ -49,18 +46,6 @@ def plan_scheduler(
         state=standing.state,
         jobs=planned,
     )
-
-
-def no_go(plan: SchedulerPlan) -> list[str]:
-    """Return what forbids the run."""
-    reasons = [
-        f"{job.name} ({job.title}): {job.reason}"
-        for job in plan.jobs
-        if job.strategy is Strategy.REFUSE
-    ]
-    if plan.claim == Claim.FOREIGN.value and plan.reason.startswith(MARK):
-        reasons.append(f"drained by run {plan.reason.removeprefix(MARK)}")
-    return reasons
 
 
 def shape_of_job(nodes: Sequence[str], gpus: int | None) -> Shape:
@@ -78,7 +63,7 @@ class _Planner:
         spec: SlurmSpec,
         node: RemoteNode,
         changes: Mapping[str, str],
-        scheduler: Scheduler,
+        scheduler: JobScheduler,
     ) -> None:
         self._site = site
         self._spec = spec
@@ -91,17 +76,15 @@ class _Planner:
         policy = self._spec.policy(job.name, job.user)
         launched = self._launched_in(job)
         workload = launched[0] if len(launched) == 1 else ""
-        inspected = self._inspect(workload, policy) if workload else {}
-        predicted = self._predict(inspected)
+        inspected = inspect(self._node, workload, policy) if workload else {}
+        predicted = predicted_for(self._site, inspected, self._changes)
         elsewhere = self._elsewhere(inspected, policy) if not predicted.valid else ""
         facts = JobFacts(
             shape=shape_of_job(job.nodes, job.gpus),
             launched=len(launched),
             requeue=job.requeue,
             seconds_left=None if job.ends is None else job.ends - time.time(),
-            blockers=[
-                f"{b['what']} at {b['where']}: {b['why']}" for b in inspected.get("blockers", ())
-            ],
+            blockers=blockers_of(inspected),
             predicted=predicted,
             elsewhere=elsewhere,
         )
@@ -136,17 +119,6 @@ class _Planner:
             if found["job"] == str(job.number) and found["user"] in (job.user, "root")
         ]
 
-    def _inspect(self, workload: str, policy: JobPolicy) -> dict[str, Any]:
-        asked = {workload: {"probes": probes_of_policy(policy), "pid_file": None}}
-        found: dict[str, Any] = self._node.call("inspect", workloads=asked)["workloads"][workload]
-        return found
-
-    def _predict(self, inspected: Mapping[str, Any]) -> Verdict:
-        if not inspected:
-            return Verdict()
-        saved = Fingerprint.from_json(inspected["fingerprint"])
-        return predict(saved, self._changes, self._site.policy.tolerate)
-
     def _elsewhere(self, inspected: Mapping[str, Any], policy: JobPolicy) -> str:
         """Return another node that the job's checkpoint would be valid on.
 
@@ -159,7 +131,7 @@ class _Planner:
             if name == self._node.name:
                 continue
             try:
-                standing = self._scheduler.look(self._spec.name_of(name), RUN_ID_AT_PLANNING)
+                standing = self._scheduler.look(self._spec.name_of(name), NO_RUN)
                 if _takes_jobs(standing) and self._fits(RemoteNode(name, spec), saved, policy):
                     return name
             except PitstopError:

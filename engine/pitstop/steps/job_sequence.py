@@ -50,7 +50,10 @@ class JobSequence:
         saved = ctx.result(Verb.CHECKPOINT, job.name) is not None
         queued = bool(requeue.result and requeue.result["requeued"])
         try:
-            if queued:
+            if job.kind == "pod":
+                if saved:
+                    self._perform(Verb.RELEASE, job.name)
+            elif queued:
                 self._perform(Verb.RELEASE, job.name)
             elif requeue.result is None and saved:
                 self._perform(Verb.RESTORE, job.name)
@@ -71,7 +74,8 @@ class JobSequence:
         except PitstopError as error:
             self._unsaved(job, error)
             return
-        self._attempt(job, Verb.REQUEUE)
+        if job.kind == "job":  # pods of a node are evicted together, afterwards
+            self._attempt(job, Verb.REQUEUE)
 
     def _unsaved(self, job: JobPlan, error: PitstopError) -> None:
         policy = job.policy.not_launched

@@ -23,16 +23,14 @@ from pitstop.model.jobs import JobPlan
 from pitstop.model.slurm import SlurmSpec
 from pitstop.model.words import Strategy, Verb
 from pitstop.steps.context import RunContext
-from pitstop.steps.saving import SLACK, checkpoint_id, save
-from pitstop.steps.specs import probes_of_policy
+from pitstop.steps.parked import bring_back_parked, came_back, checkpoint_parked
+from pitstop.steps.saving import SLACK
 
 INTERVAL = 1.0
 """Seconds between looks at a job: a scheduler sends no events."""
 
 QUEUE_DEADLINE = 300.0
 """Seconds until a job that was put back into the queue has left its nodes."""
-
-RESTORE_DEADLINE = 3600.0
 
 
 def signal_job(ctx: RunContext, plan: JobPlan, attempt: int) -> dict[str, Any]:
@@ -54,7 +52,7 @@ def signal_job(ctx: RunContext, plan: JobPlan, attempt: int) -> dict[str, Any]:
         # The node's own clock, since the file's time is the node's (or its file server's).
         sent = {"time": ctx.node.call("stat", path=path)["now"]}
         ctx.note(plan.name, "signalled", Verb.SIGNAL, attempt, **sent)
-        ctx.scheduler.signal(plan.number, signal.signal, signal.to == "batch")
+        ctx.slurm[0].signal(plan.number, signal.signal, signal.to == "batch")
     found = ctx.node.operate(
         ctx.operation_id(Verb.SIGNAL, plan.name, attempt),
         "wait-file",
@@ -78,24 +76,10 @@ def checkpoint_job(ctx: RunContext, plan: JobPlan, attempt: int) -> dict[str, An
         PitstopError: it was not saved, and runs on.
     """
     _there(ctx, plan)
-    policy = plan.policy
-    checkpoint = checkpoint_id(plan.name, ctx.run, attempt)
-    arguments = {
-        "workload": plan.workload,
-        "checkpoint": checkpoint,
-        "run": ctx.run,
-        "node": ctx.plan.node,
-        "shape": plan.shape.value,
-        "connections": policy.connections.value,
-        "probes": probes_of_policy(policy),
-        "tolerate": list(ctx.plan.policy.tolerate),
-        "stay": True,
-    }
-    identifier = ctx.operation_id(Verb.CHECKPOINT, plan.name, attempt)
     try:
-        return save(ctx, plan.name, plan.workload, identifier, checkpoint, arguments)
+        return checkpoint_parked(ctx, plan, attempt)
     except EndedInDump as error:
-        if (job := ctx.scheduler.job(plan.number)) is None or not job.running:
+        if (job := ctx.slurm[0].job(plan.number)) is None or not job.running:
             raise WorkloadGone(plan.name, f"{_state(job)}: {error.cause}") from error
         raise
 
@@ -110,17 +94,17 @@ def requeue_job(ctx: RunContext, plan: JobPlan, _attempt: int) -> dict[str, Any]
     end = time.monotonic() + QUEUE_DEADLINE
     asked = False
     while True:
-        job = ctx.scheduler.job(plan.number)
+        job = ctx.slurm[0].job(plan.number)
         if job is None or job.over:
             return {"requeued": False, "state": _state(job), **_forget(ctx, plan)}
         if job.waiting and job.held:
             return {"requeued": True, "state": job.state}
         if job.waiting:
-            ctx.scheduler.hold(plan.number)  # its scheduler was faster, or somebody released it
+            ctx.slurm[0].hold(plan.number)  # its scheduler was faster, or somebody released it
         elif job.running and not asked:
             _refuse_if_unsaved(ctx, plan)
             ctx.progress(f"{plan.name}: back into the queue, held")
-            ctx.scheduler.requeue(plan.number)
+            ctx.slurm[0].requeue(plan.number)
             asked = True
         if time.monotonic() > end:
             raise DeadlineExceeded(plan.name, f"still {job.state} after {QUEUE_DEADLINE:g} s")
@@ -147,17 +131,17 @@ def release_job(ctx: RunContext, plan: JobPlan, _attempt: int) -> dict[str, Any]
         `started` for one without a launcher; `ended` when its owner has ended it. `node`:
         where it started. `ready_seconds`: from the start of its launcher until it ran.
     """
-    spec = ctx.scheduler_spec
+    _, spec = ctx.slurm
     released = ctx.noted(plan.name, "released")
     if released is None:
-        job = ctx.scheduler.job(plan.number)
+        job = ctx.slurm[0].job(plan.number)
         if job is None or job.over:
             return {"how": "ended", "state": _state(job), **_forget(ctx, plan)}
         if plan.workload:
             ctx.node.call("release", workload=plan.workload, run=ctx.run)
         if job.held:
             avoid, only = where_to(ctx, plan, spec)
-            ctx.scheduler.release(plan.number, avoid, only)
+            ctx.slurm[0].release(plan.number, avoid, only)
         ctx.note(plan.name, "released", Verb.RELEASE, state=job.state)
     return _watch_start(ctx, plan, spec)
 
@@ -173,36 +157,21 @@ def where_to(ctx: RunContext, plan: JobPlan, spec: SlurmSpec) -> tuple[str, str]
 def _watch_start(ctx: RunContext, plan: JobPlan, spec: SlurmSpec) -> dict[str, Any]:
     end = time.monotonic() + spec.start_deadline
     while True:
-        job = ctx.scheduler.job(plan.number)
+        job = ctx.slurm[0].job(plan.number)
         if job is None or job.over:
-            found = _came_back(ctx, plan) if plan.workload else None
+            found = came_back(ctx, plan) if plan.workload else None
             # Short work can have come back and ended between two looks.
             return found or {"how": "ended", "state": _state(job), **_forget(ctx, plan)}
         if job.running:
             node = job.nodes[0] if job.nodes else ""
             if not plan.workload:
                 return {"how": "started", "node": node, "nodes": list(job.nodes)}
-            found = _came_back(ctx, plan)
+            found = came_back(ctx, plan)
             if found is not None:
                 return {**found, "node": node}
         if time.monotonic() > end:
             return {"how": "requeued", "state": job.state}
         time.sleep(INTERVAL)
-
-
-def _came_back(ctx: RunContext, plan: JobPlan) -> dict[str, Any] | None:
-    """Return how a job's launcher has brought it back; None while it has not."""
-    before = (ctx.result(Verb.CHECKPOINT, plan.name) or {}).get("generation", 0)
-    found = ctx.node.call("workload", workload=plan.workload)
-    if found["generation"] <= before or found["phase"] == "starting":
-        return None
-    return {
-        "how": found["how"],
-        "cause": found["cause"],
-        "generation": found["generation"],
-        "started": found["started"],
-        "ready_seconds": found["start_seconds"],
-    }
 
 
 def wait_job(ctx: RunContext, plan: JobPlan, attempt: int) -> dict[str, Any]:
@@ -217,7 +186,7 @@ def wait_job(ctx: RunContext, plan: JobPlan, attempt: int) -> dict[str, Any]:
         begun = {"time": time.time()}
         ctx.note(plan.name, "waits", Verb.WAIT, attempt, **begun)
     while True:
-        job = ctx.scheduler.job(plan.number)
+        job = ctx.slurm[0].job(plan.number)
         if job is None or job.over:
             return {"state": _state(job)}
         left = float(begun["time"]) + deadline - time.time()
@@ -230,31 +199,17 @@ def wait_job(ctx: RunContext, plan: JobPlan, attempt: int) -> dict[str, Any]:
 
 def resume_job(ctx: RunContext, plan: JobPlan, attempt: int) -> dict[str, Any]:
     """Bring a saved job back where it is, in the same job: the run has been given up."""
-    saved = ctx.result(Verb.CHECKPOINT, plan.name)
-    if saved is None:
-        raise PermanentError(plan.name, "there is no checkpoint of it in this run")
     try:
-        return ctx.node.operate(
-            ctx.operation_id(Verb.RESTORE, plan.name, attempt),
-            "bring-back",
-            {
-                "workload": plan.workload,
-                "run": ctx.run,
-                "checkpoint": saved["checkpoint"],
-                "deadline": RESTORE_DEADLINE,
-            },
-            RESTORE_DEADLINE + SLACK,
-            ctx.progress,
-        )
+        return bring_back_parked(ctx, plan, attempt)
     except WorkloadGone as error:
-        job = ctx.scheduler.job(plan.number)
+        job = ctx.slurm[0].job(plan.number)
         if job is not None and not job.over:
             raise PermanentError(plan.name, f"{error.cause}, but it is {job.state}") from error
         return {"how": "ended", "state": _state(job), **_forget(ctx, plan)}
 
 
 def _there(ctx: RunContext, plan: JobPlan) -> Job:
-    job = ctx.scheduler.job(plan.number)
+    job = ctx.slurm[0].job(plan.number)
     if job is None or job.over:
         raise WorkloadGone(plan.name, f"it has ended: {_state(job)}")
     return job

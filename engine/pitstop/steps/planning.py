@@ -17,9 +17,9 @@ from pitstop.model.site import Site
 from pitstop.model.words import Strategy
 from pitstop.model.workload import Workload
 from pitstop.report.runbook import bind, parse_runbook
-from pitstop.steps.job_planning import no_go as no_go_of_jobs
-from pitstop.steps.job_planning import plan_scheduler
 from pitstop.steps.routing import unreachable
+from pitstop.steps.scheduler_planning import no_go as no_go_of_scheduler
+from pitstop.steps.scheduler_planning import plan_scheduler
 from pitstop.steps.specs import inspect_argument
 
 
@@ -43,7 +43,7 @@ def make_plan(
         found = node.call(
             "inspect", workloads={n: inspect_argument(w) for n, w in declared.items()}
         )
-        scheduler = plan_scheduler(site, site.scheduler, node, changes) if site.scheduler else None
+        scheduler = plan_scheduler(site, node, changes)
     finally:
         node.close()
     workloads = tuple(
@@ -69,7 +69,7 @@ def make_plan(
     )
     no_go = (
         *_no_go(found, workloads),
-        *(no_go_of_jobs(scheduler) if scheduler else ()),
+        *no_go_of_scheduler(scheduler),
         *unreachable(plan),
     )
     return plan.model_copy(update={"go": not no_go, "no_go": no_go})

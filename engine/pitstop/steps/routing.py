@@ -140,8 +140,14 @@ def _recorded(ctx: RunContext, subject: str) -> Before | None:
 
 def _record(ctx: RunContext, subject: str, at: AtRouter, router: Router) -> Before:
     before = router.look(at.replica).before
-    seen = {"router": at.name, "replica": at.replica, "before": before.to_json()}
-    ctx.note(subject, TOPIC, Verb.DRAIN, **seen)
+    ctx.note(
+        subject,
+        TOPIC,
+        Verb.DRAIN,
+        router=at.name,
+        replica=at.replica,
+        before=before.to_json(),
+    )
     return before
 
 

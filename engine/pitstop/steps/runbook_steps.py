@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pitstop.model.errors import Interrupted, MaintenanceFailed, PitstopError, ValidationFailed
 from pitstop.model.runbook import RunbookStep
+from pitstop.model.slurm import SlurmSpec
 from pitstop.model.words import Verb
 from pitstop.steps.context import RunContext
 
@@ -149,7 +150,8 @@ def _reboot(ctx: RunContext, step: RunbookStep) -> dict[str, Any]:
 
 def _scheduler_reboots(ctx: RunContext) -> bool:
     """A scheduler writes to a node's reason when it reboots it: only where that is ours."""
-    if ctx.plan.scheduler is None or ctx.scheduler_spec.reboot != "slurm":
+    spec = ctx.plan.scheduler.spec if ctx.plan.scheduler else None
+    if not isinstance(spec, SlurmSpec) or spec.reboot != "slurm":
         return False
     drained = ctx.result(Verb.DRAIN, ctx.plan.node) or {}
     return bool(drained.get("claim") == "ours")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from pitstop.fleet.scheduler import MARK, Claim, Standing
+from pitstop.fleet.scheduler import MARK, Claim, JobScheduler, Standing
 from pitstop.model.errors import NotDrained, Refused
 from pitstop.model.words import Verb
 from pitstop.steps.context import RunContext
+from pitstop.steps.pods import refuse_late_pods
 from pitstop.steps.runbook_steps import maintenance_begun
 
 INTERVAL = 1.0
@@ -38,17 +39,24 @@ def drain_node(ctx: RunContext) -> dict[str, Any]:
     """Keep new jobs away, and see that there are none but those that were planned with.
 
     Raises:
-        NotDrained: another job has come since.
+        NotDrained: another one has come since.
     """
     found = ctx.scheduler.drain(ctx.scheduler_node, ctx.run)
+    if isinstance(ctx.scheduler, JobScheduler):
+        _refuse_late_jobs(ctx, ctx.scheduler)
+    else:
+        refuse_late_pods(ctx)
+    return _plain(found)
+
+
+def _refuse_late_jobs(ctx: RunContext, scheduler: JobScheduler) -> None:
     planned = {job.number for job in ctx.plan.jobs}
-    strange = [job for job in ctx.scheduler.jobs(ctx.scheduler_node) if job.number not in planned]
+    strange = [job for job in scheduler.jobs(ctx.scheduler_node) if job.number not in planned]
     if strange:
         names = ", ".join(f"{job.key} ({job.user})" for job in strange)
         raise NotDrained(
             ctx.plan.node, f"jobs have started since it was planned: {names}", "make a new plan"
         )
-    return _plain(found)
 
 
 def wait_until_empty(ctx: RunContext) -> None:

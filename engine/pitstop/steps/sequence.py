@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pitstop.decide.attempts import WITHOUT_CONTACT
 from pitstop.decide.outcome import result_of
 from pitstop.model.errors import EndedInDump, NotDrained, PitstopError, Refused, WorkloadGone
+from pitstop.model.kubernetes import KubernetesSpec
 from pitstop.model.plan import WorkloadPlan
 from pitstop.model.result import RunResult
 from pitstop.model.verdict import Verdict
@@ -50,6 +51,7 @@ class Sequence:
             self._drain_all()
             self._save_all()
             self._jobs.move_all()
+            self._evict_pods()
             failure = self._maintain()
         except GivenUp as given_up:
             # The node itself was not touched; all that was moved aside comes back.
@@ -67,6 +69,15 @@ class Sequence:
             return
         try:
             self._perform(Verb.DRAIN, self._node)
+        except PitstopError as error:
+            raise self._give_up(error) from error
+
+    def _evict_pods(self) -> None:
+        scheduler = self._ctx.plan.scheduler
+        if scheduler is None or not isinstance(scheduler.spec, KubernetesSpec):
+            return
+        try:
+            self._perform(Verb.EVICT, self._node)
         except PitstopError as error:
             raise self._give_up(error) from error
 

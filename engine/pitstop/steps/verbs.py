@@ -13,6 +13,7 @@ from pitstop.model.words import Strategy, Verb
 from pitstop.steps import scheduling
 from pitstop.steps.context import RunContext
 from pitstop.steps.jobs import JOB_VERBS
+from pitstop.steps.pods import POD_VERBS, evict_node
 from pitstop.steps.routing import close_at_router, look_at_routers, open_at_router, still_closed
 from pitstop.steps.runbook_steps import rollback, run_phase
 from pitstop.steps.saving import SLACK, checkpoint_id, save
@@ -269,8 +270,11 @@ def _or_of_job(verb: Verb, step: Step | None) -> Step:
 
     def run(ctx: RunContext, subject: str, attempt: int) -> dict[str, Any]:
         job = ctx.plan.job(subject)
-        if job is not None and verb in JOB_VERBS:
-            return JOB_VERBS[verb](ctx, job, attempt)
+        if job is not None:
+            verbs = JOB_VERBS if job.kind == "job" else POD_VERBS
+            if verb not in verbs:
+                raise PermanentError(subject, f"{verb.value} is not for a {job.kind}")
+            return verbs[verb](ctx, job, attempt)
         if step is None:
             raise PermanentError(subject, f"{verb.value} is for jobs of a scheduler")
         return step(ctx, subject, attempt)
@@ -284,6 +288,7 @@ _STEPS: dict[Verb, Step | None] = {
     Verb.SIGNAL: None,
     Verb.CHECKPOINT: _checkpoint,
     Verb.REQUEUE: None,
+    Verb.EVICT: lambda ctx, _subject, _attempt: evict_node(ctx),
     Verb.STOP: _stop,
     Verb.WAIT: _wait,
     Verb.MAINTAIN: _maintain,

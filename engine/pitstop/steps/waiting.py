@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from pitstop.fleet.node import RemoteNode
-from pitstop.fleet.scheduler import Scheduler
-from pitstop.fleet.schedulers import open_scheduler
+from pitstop.fleet.scheduler import JobScheduler
+from pitstop.fleet.schedulers import open_slurm
 from pitstop.model.errors import PermanentError, TemporaryError
 from pitstop.model.plan import Plan
+from pitstop.model.slurm import SlurmSpec
 from pitstop.steps.leases import lease_order
 
 NODE_PAUSE = 1.0
@@ -29,7 +30,7 @@ class Waiter:
     def __init__(self, plan: Plan, run: str, who: str) -> None:
         self._plan = plan
         self.node = RemoteNode(plan.node, plan.node_spec, lease=lease_order(plan, run, who))
-        self._scheduler: Scheduler | None = None
+        self._scheduler: JobScheduler | None = None
 
     def poll(self, wait: Mapping[str, Any], seconds: float) -> bool:
         """Ask, for up to so many seconds, whether it is over; see `RemoteNode.poll`.
@@ -55,9 +56,10 @@ class Waiter:
         if self._scheduler is not None:
             self._scheduler.close()
 
-    def _opened(self) -> Scheduler:
-        if self._plan.scheduler is None:
-            raise PermanentError(self._plan.node, "the site declares no scheduler")
+    def _opened(self) -> JobScheduler:
+        spec = self._plan.scheduler.spec if self._plan.scheduler else None
+        if not isinstance(spec, SlurmSpec):
+            raise PermanentError(self._plan.node, "the site declares no scheduler of jobs")
         if self._scheduler is None:
-            self._scheduler = open_scheduler(self._plan.scheduler.spec)
+            self._scheduler = open_slurm(spec)
         return self._scheduler

@@ -73,7 +73,7 @@ def maintenance_task_group(
         before = _in_line(plan, [*closing, *(step(Verb.DRAIN, w) for w in workloads)])
         for workload in workloads:
             before = _save(step, workload, before)
-        before = _in_line(before, jobs("jobs_move"))
+        before = _in_line(before, [*jobs("jobs_move"), *of_node(Verb.EVICT)])
         on_node = (Verb.MAINTAIN, Verb.VALIDATE, Verb.ROLLBACK, Verb.QUARANTINE)
         before = _in_line(before, [step(verb, node) for verb in on_node])
         for workload in workloads:

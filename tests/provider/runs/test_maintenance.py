@@ -166,12 +166,12 @@ def tasks(scheduler: bool = False) -> set[str]:
 
 
 def test_every_verb_of_the_sequence_has_its_task() -> None:
-    of_jobs = {Verb.SIGNAL, Verb.REQUEUE, Verb.RELEASE}
+    of_jobs = {Verb.SIGNAL, Verb.REQUEUE, Verb.RELEASE, Verb.EVICT}
     node_verbs = {Verb.PRECHECK, Verb.MAINTAIN, Verb.VALIDATE, Verb.ROLLBACK, Verb.QUARANTINE}
     expected = {verb.value for verb in node_verbs} | {
         f"{verb.value}_{workload}" for verb in set(Verb) - node_verbs - of_jobs for workload in "ab"
     }
     assert tasks() == expected | {"plan", "finish"}
     assert tasks(scheduler=True) - tasks() == {
-        *("drain", "jobs_prepare", "jobs_move", "return_to_service", "jobs_bring_back")
+        *("drain", "jobs_prepare", "jobs_move", "evict", "return_to_service", "jobs_bring_back")
     }

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from pitstop.fleet.scheduler import Claim, Job, Scheduler, Standing, claim_of, mark
+from pitstop.fleet.scheduler import Claim, Job, JobScheduler, Standing, claim_of, mark
 from pitstop.fleet.slurm import commands
 from pitstop.fleet.slurm.records import (
     NotUnderstood,
@@ -44,7 +44,7 @@ class SlurmRefused(TemporaryError):
     code = "slurm_command"
 
 
-class Slurm(Scheduler):
+class Slurm(JobScheduler):
     """One cluster, through the commands of a machine that has them.
 
     Args:
@@ -105,13 +105,13 @@ class Slurm(Scheduler):
         return tuple(job for job in self._jobs(node) if node in job.nodes and job.state.holds_node)
 
     def jobs(self, node: str) -> tuple[Job, ...]:
-        """Return the jobs on a node; see `Scheduler.jobs`. The parts of one are one."""
+        """Return the jobs on a node; see `JobScheduler.jobs`. The parts of one are one."""
         numbers = dict.fromkeys(job.whole for job in self.jobs_on(node))
         found = (self.job(number) for number in numbers)
         return tuple(job for job in found if job is not None and job.active)
 
     def job(self, number: int) -> Job | None:
-        """Return a job with all its parts; see `Scheduler.job`."""
+        """Return a job with all its parts; see `JobScheduler.job`."""
         try:
             records = self._read(
                 commands.show_job(self.version, number),
@@ -127,11 +127,11 @@ class Slurm(Scheduler):
         return joined(number, parts) if parts else None
 
     def signal(self, number: int, signal: str, batch: bool) -> None:
-        """Signal a job; see `Scheduler.signal`."""
+        """Signal a job; see `JobScheduler.signal`."""
         self._run(commands.signal_job(number, signal, batch))
 
     def requeue(self, number: int) -> None:
-        """Put a job back into the queue, held; see `Scheduler.requeue`.
+        """Put a job back into the queue, held; see `JobScheduler.requeue`.
 
         Slurm does so even with a job that was cancelled a moment ago, so whoever asks has
         looked; nothing in Slurm makes the two one step.
@@ -139,11 +139,11 @@ class Slurm(Scheduler):
         self._run(commands.requeue_job(number))
 
     def hold(self, number: int) -> None:
-        """Keep a waiting job from starting; see `Scheduler.hold`."""
+        """Keep a waiting job from starting; see `JobScheduler.hold`."""
         self._run(commands.hold_job(number))
 
     def release(self, number: int, avoid: str = "", only: str = "") -> None:
-        """Let a held job start; see `Scheduler.release`."""
+        """Let a held job start; see `JobScheduler.release`."""
         if avoid:
             job = self.job(number)
             before = job.excluded if job else ()  # its owner's own are kept

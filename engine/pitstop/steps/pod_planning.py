@@ -1,0 +1,107 @@
+"""Planning for the pods of a node: what is left, evicted, or saved first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+
+from pitstop.decide.shape import shape_of
+from pitstop.fleet.kubernetes.api import Api
+from pitstop.fleet.kubernetes.choice import Action, PodChoice
+from pitstop.fleet.kubernetes.connection import connect
+from pitstop.fleet.kubernetes.errors import NoDryRun
+from pitstop.fleet.kubernetes.evacuation import Evacuation
+from pitstop.fleet.kubernetes.scheduler import Kubernetes
+from pitstop.fleet.node import RemoteNode
+from pitstop.model.jobs import JobPlan, JobPolicy, PodPlan
+from pitstop.model.kubernetes import KubernetesSpec
+from pitstop.model.plan import SchedulerPlan
+from pitstop.model.site import Site
+from pitstop.model.words import Strategy
+from pitstop.steps.scheduler_planning import NO_RUN, blockers_of, inspect, predicted_for
+
+
+def plan_kubernetes(
+    site: Site, spec: KubernetesSpec, node: RemoteNode, changes: Mapping[str, str]
+) -> SchedulerPlan:
+    """Choose for every pod of a node, and try the evictions dry; nothing is touched.
+
+    Raises:
+        PitstopError: it cannot be told.
+    """
+    name = spec.name_of(node.name)
+    with closing(Api(connect(spec))) as api:
+        standing = Kubernetes(api).look(name, NO_RUN)
+        evacuation = Evacuation(api, spec)
+        choices = evacuation.plan_pods(name)
+        try:
+            blocked = evacuation.rehearse(choices)
+        except NoDryRun:
+            blocked = {}  # what would be refused is known only when it is asked for
+    jobs = [
+        _plan_workload(site, node, changes, choice, workload)
+        for choice in choices
+        for workload in choice.workloads
+    ]
+    refused = {job.workload: job.reason for job in jobs if job.strategy is Strategy.REFUSE}
+    return SchedulerPlan(
+        spec=spec,
+        node=name,
+        claim=standing.claim.value,
+        reason=standing.reason,
+        state=standing.state,
+        jobs=tuple(jobs),
+        pods=tuple(_plan_pod(choice, refused, blocked) for choice in choices),
+    )
+
+
+def policy_of(site: Site, workload: str) -> JobPolicy:
+    """Return how a pod's workload is saved: as site.yaml declares it, if it does."""
+    declared = site.workloads.get(workload)
+    if declared is None:
+        return JobPolicy()
+    return JobPolicy(
+        connections=declared.policy.connections, engine=declared.engine, model=declared.model
+    )
+
+
+def _plan_workload(
+    site: Site, node: RemoteNode, changes: Mapping[str, str], choice: PodChoice, workload: str
+) -> JobPlan:
+    policy = policy_of(site, workload)
+    inspected = inspect(node, workload, policy)
+    verdict = predicted_for(site, inspected, changes)
+    why_not = "; ".join(blockers_of(inspected)) or "; ".join(
+        f"invalid here: {difference}" for difference in verdict.invalid
+    )
+    if not inspected["running"]:
+        why_not = f"it does not run under the launcher here: {inspected['why_not']}"
+    return JobPlan(
+        kind="pod",
+        name=f"pod-{workload}"[:63],
+        key=choice.pod.key,
+        title=workload,
+        user=choice.pod.namespace,
+        nodes=tuple(sorted(choice.placement)) or (choice.pod.node,),
+        gpus=sum(choice.placement.values()),
+        shape=choice.shape or shape_of({choice.pod.node: 2}),
+        strategy=Strategy.REFUSE if why_not else Strategy.RESTORE,
+        reason=f"it cannot be saved: {why_not}" if why_not else choice.reason,
+        policy=policy,
+        workload=workload,
+        fingerprint=inspected["fingerprint"],
+        predicted=verdict.to_json(),
+    )
+
+
+def _plan_pod(choice: PodChoice, refused: Mapping[str, str], blocked: Mapping[str, str]) -> PodPlan:
+    unsaved = [f"{name}: {refused[name]}" for name in choice.workloads if name in refused]
+    held = blocked.get(choice.pod.key)
+    reason = choice.reason if held is None else f"{choice.reason}; now held back: {held}"
+    return PodPlan(
+        uid=choice.pod.uid,
+        key=choice.pod.key,
+        action=Action.REFUSE.value if unsaved else choice.action.value,
+        reason="; ".join(unsaved) or reason,
+        workloads=choice.workloads,
+    )
