@@ -21,7 +21,7 @@ from pitstop.steps.files import plan_from_files
 from pitstop.steps.runs import create_run, drive, open_run
 from tests.rigs.engine import until
 from tests.rigs.kubernetes import NODE as KUBE_NODE
-from tests.rigs.kubernetes import Cluster
+from tests.rigs.kubernetes import SPACE, Cluster
 from tests.rigs.lab import MakeLab
 from tests.rigs.maintenance import QUIET
 from tests.rigs.site import NODE, PORT, SERVER, SiteRig, site_data
@@ -102,6 +102,7 @@ class KubeRig:
             "web-1",
             command=["pitstop-node", "launch", "--workload", WORKLOAD, "--", "serve"],
             labels=BUDGET,
+            selector={"kubernetes.io/hostname": KUBE_NODE},
         )
         kube.add_pod("exporter", owner=("DaemonSet", "exporter"))
 
@@ -192,6 +193,16 @@ def test_what_may_not_be_lost_is_refused_at_planning(pods: KubeRig) -> None:
     assert (result.state, result.cause) == ("done", "")
     assert sorted(pods.kube.evicted) == ["cache-1", "web-1"]
     assert pods.node["spec"]["unschedulable"] is True  # somebody else's cordon
+
+
+def test_a_checkpoint_on_one_node_and_a_pod_that_may_go_to_another(pods: KubeRig) -> None:
+    """It would start cold there, and find its old past when it came back one day."""
+    pods.kube.pods[SPACE, "web-1"]["spec"]["nodeSelector"] = {}
+    plan = pods.plan()
+    assert not plan.go
+    assert "may start elsewhere, cold" in plan.no_go[0]
+    pods.scheduler["shared_state"] = True
+    assert pods.plan().go
 
 
 def test_a_pod_that_came_after_the_plan(pods: KubeRig) -> None:

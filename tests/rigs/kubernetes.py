@@ -137,6 +137,7 @@ class Cluster:
             },
             "spec": {
                 "nodeName": node,
+                "nodeSelector": given.get("selector", {}),
                 "terminationGracePeriodSeconds": 30,
                 "containers": [
                     {

@@ -6,7 +6,6 @@ from pitstop.fleet.local import LocalTransport
 from pitstop.fleet.scheduler import JobScheduler, Scheduler
 from pitstop.fleet.slurm.scheduler import Slurm
 from pitstop.fleet.ssh import SshTransport
-from pitstop.model.errors import BadInput
 from pitstop.model.kubernetes import KubernetesSpec
 from pitstop.model.slurm import SlurmSpec
 
@@ -21,14 +20,13 @@ def open_scheduler(spec: SlurmSpec | KubernetesSpec) -> Scheduler:
     """Return a site's scheduler. No node is asked for yet.
 
     Raises:
-        BadInput: what it needs is not installed, or its settings cannot be read.
+        PitstopError: what it needs is not installed, or its settings cannot be read.
     """
     if isinstance(spec, SlurmSpec):
         return open_slurm(spec)
-    try:
-        from pitstop.fleet.kubernetes.api import Api
-        from pitstop.fleet.kubernetes.connection import connect
-        from pitstop.fleet.kubernetes.scheduler import Kubernetes
-    except ImportError as error:
-        raise BadInput("scheduler", f"not installed: {error}", "pitstop[kubernetes]") from error
+    # Not at the top: what a site does not use is not loaded.
+    from pitstop.fleet.kubernetes.api import Api
+    from pitstop.fleet.kubernetes.connection import connect
+    from pitstop.fleet.kubernetes.scheduler import Kubernetes
+
     return Kubernetes(Api(connect(spec)))

@@ -39,7 +39,7 @@ def plan_kubernetes(
         except NoDryRun:
             blocked = {}  # what would be refused is known only when it is asked for
     jobs = [
-        _plan_workload(site, node, changes, choice, workload)
+        _plan_workload(site, spec, node, changes, choice, workload)
         for choice in choices
         for workload in choice.workloads
     ]
@@ -66,7 +66,12 @@ def policy_of(site: Site, workload: str) -> JobPolicy:
 
 
 def _plan_workload(
-    site: Site, node: RemoteNode, changes: Mapping[str, str], choice: PodChoice, workload: str
+    site: Site,
+    spec: KubernetesSpec,
+    node: RemoteNode,
+    changes: Mapping[str, str],
+    choice: PodChoice,
+    workload: str,
 ) -> JobPlan:
     policy = policy_of(site, workload)
     inspected = inspect(node, workload, policy)
@@ -74,6 +79,11 @@ def _plan_workload(
     why_not = "; ".join(blockers_of(inspected)) or "; ".join(
         f"invalid here: {difference}" for difference in verdict.invalid
     )
+    if not spec.shared_state and not choice.pod.pinned:
+        why_not = (
+            "its checkpoint would lie on this node alone, and a new pod may start elsewhere, "
+            "cold: pin it by nodeSelector kubernetes.io/hostname, or share the state directory"
+        )
     if not inspected["running"]:
         why_not = f"it does not run under the launcher here: {inspected['why_not']}"
     return JobPlan(

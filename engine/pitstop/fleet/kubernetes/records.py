@@ -38,6 +38,7 @@ MANAGER = "pitstop"
 
 _PHASES = frozenset({"Pending", "Running", "Succeeded", "Failed", "Unknown"})
 _STATUSES = frozenset({"True", "False", "Unknown"})
+_HOSTNAME = "kubernetes.io/hostname"
 _MIRROR = "kubernetes.io/config.mirror"
 
 
@@ -83,6 +84,7 @@ class Pod:
         launcher: one of its containers starts pitstop's launcher.
         workloads: their names, as far as they can be read.
         consent: `allow`, `refuse` or empty.
+        pinned: its node selector names one node, so that its successor comes to that one too.
     """
 
     namespace: str
@@ -102,6 +104,7 @@ class Pod:
     launcher: bool
     workloads: tuple[str, ...]
     consent: str
+    pinned: bool
 
     @property
     def key(self) -> str:
@@ -279,6 +282,7 @@ def _pod(top: Field) -> Pod:
         launcher=launcher,
         workloads=workloads,
         consent=_consent(annotations, metadata),
+        pinned=_HOSTNAME in _texts(spec.get("nodeSelector")),
     )
 
 
