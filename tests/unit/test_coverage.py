@@ -434,6 +434,79 @@ def test_running_jobs_of_squeue(tmp_path: Path) -> None:
     assert shares(of(file))["node_hours"] == (0, 2)
 
 
+# --- sacct --json
+
+
+def accounted(job_id: int, **changes: Any) -> dict[str, Any]:
+    """A job as data_parser v0.0.40 writes it."""
+    return {
+        "job_id": job_id,
+        "user": "u",
+        "state": {"current": ["COMPLETED"], "reason": "None"},
+        "time": {
+            "start": {"set": True, "infinite": False, "number": 1764547200},
+            "elapsed": 7200,
+        },
+        "allocation_nodes": 1,
+        "array": {"job_id": 0, "task_id": {"set": False, "infinite": False, "number": 0}},
+        "het": {"job_id": 0, "job_offset": {"set": False, "infinite": False, "number": 0}},
+        "tres": {
+            "allocated": [
+                {"type": "cpu", "name": "", "count": 8},
+                {"type": "gres", "name": "gpu", "count": 4},
+                {"type": "gres", "name": "gpu:h100", "count": 4},
+            ]
+        },
+        "steps": [{"step": {"id": f"{job_id}.batch"}}],
+        **changes,
+    }
+
+
+def sacct_json(path: Path, *jobs: Any, **top: Any) -> Path:
+    file = path / "jobs.json"
+    file.write_text(json.dumps({"jobs": list(jobs), "errors": [], **top}))
+    return file
+
+
+def test_sacct_as_json(tmp_path: Path) -> None:
+    typed = {"allocated": [{"type": "gres", "name": "gpu:a", "count": 2}]}
+    old = {"state": {"current": "COMPLETED"}, "time": {"start": 1764547200, "elapsed": 3600}}
+    file = sacct_json(
+        tmp_path,
+        accounted(1),
+        accounted(2, allocation_nodes=2),
+        accounted(3, **old, tres=typed, array=None, het=None),
+        # Two parts at once, on a node each.
+        *(accounted(10 + n, het={"job_id": 10, "job_offset": n}) for n in (0, 1)),
+        # Requeued: the same job twice, one run after the other.
+        *(accounted(20, time={"start": 1764547200 + n * 9999, "elapsed": 3600}) for n in (0, 1)),
+        accounted(30, state={"current": ["PENDING"]}, time={"start": 0, "elapsed": 0}),
+        accounted(31, state={"current": ["CANCELLED"]}, allocation_nodes=0),
+        accounted(40, tres={"allocated": []}),
+        {"job_id": 50},
+    )
+    found = of(file)
+    assert found.kind == "sacct"
+    assert shares(found)["jobs"] == (5, 7)
+    assert shares(found)["node_hours"] == (2 + 1 + 1 + 1 + 2, 2 + 4 + 1 + 4 + 1 + 1 + 2)
+    assert found.not_started == 2
+    assert found.not_understood == 1
+    assert {job.job for job in found.not_covered} == {"2", "10"}
+
+
+@pytest.mark.parametrize(
+    ("top", "cause"),
+    [
+        ({"errors": [{"error": "no connection"}]}, "no connection"),
+        ({"jobs": {}}, "no list `jobs`"),
+    ],
+)
+def test_an_answer_of_sacct_that_is_none(tmp_path: Path, top: dict[str, Any], cause: str) -> None:
+    file = sacct_json(tmp_path, accounted(1), **top)
+    with pytest.raises(PitstopError, match=cause):
+        of(file, "sacct")
+
+
 # --- the command
 
 
@@ -465,7 +538,7 @@ BAD: dict[str, tuple[str, tuple[str, ...], str]] = {
     "column of no meaning": ("nodes,b\n1,2\n", ("--column", "colour=b"), "not MEANING=NAME"),
     "kind that is none": ("nodes,b\n1,2\n", ("--kind", "xml"), "is no kind of source"),
     "no JSON": ("{", (), "is no JSON"),
-    "another JSON": ("{}", (), "neither an answer of squeue nor a list of pods"),
+    "another JSON": ("{}", (), "no answer of squeue or sacct"),
     "pods that are none": ('{"items": [{"spec": 1}]}', (), "no list of pods"),
     "no nodes at all": ("nodes,b\n", ("--gpus-per-node", "0"), "--gpus-per-node"),
 }

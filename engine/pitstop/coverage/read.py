@@ -10,6 +10,7 @@ from pathlib import Path
 from pitstop.coverage.frame import Options, Source
 from pitstop.coverage.live import read_pods, read_squeue
 from pitstop.coverage.sacct import read_sacct
+from pitstop.coverage.sacct_json import is_sacct, read_sacct_json
 from pitstop.coverage.swf import FIELDS, read_swf
 from pitstop.coverage.tables import read_table
 from pitstop.model.errors import BadInput
@@ -35,7 +36,8 @@ def read_source(path: Path, kind: str | None, options: Options, now: datetime) -
     first = head.lstrip("\ufeff\r\n").splitlines()[0]
     found = kind or _guess(path, head, first)
     if found == "sacct":
-        return read_sacct(path, first)
+        as_json = head.lstrip().startswith("{")
+        return read_sacct_json(path) if as_json else read_sacct(path, first)
     if found == "swf":
         return read_swf(path, options)
     if found == "squeue":
@@ -66,8 +68,8 @@ def _guess_json(path: Path) -> str:
         found = json.loads(path.read_text(encoding="utf-8", errors="backslashreplace"))
     except ValueError as error:
         raise BadInput(str(path), f"is no JSON: {error}") from error
-    if "jobs" in found:
-        return "squeue"
+    if isinstance(found, dict) and "jobs" in found:
+        return "sacct" if is_sacct(found["jobs"]) else "squeue"
     if "items" in found:
         return "pods"
-    raise BadInput(str(path), "is neither an answer of squeue nor a list of pods")
+    raise BadInput(str(path), "is no answer of squeue or sacct, and no list of pods")
