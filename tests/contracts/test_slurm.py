@@ -161,6 +161,27 @@ def test_a_driver_that_dies_before_and_after_every_step(runs: SlurmRuns) -> None
     assert runs.node_line() in ("mixed|none", "idle|none")
 
 
+def test_the_node_dies_when_a_job_is_saved_and_not_requeued_yet(runs: SlurmRuns) -> None:
+    """Slurm requeues it, and its launcher elsewhere waits until the run lets go of it."""
+    job = runs.counter()
+    node = runs.cluster.lab.node(NODE)
+
+    def lose_power(verb: Verb, _subject: str) -> None:
+        if verb is not Verb.REQUEUE:
+            return
+        node.power_cut()
+        runs.cluster.run("scontrol", "update", f"NodeName={NODE}", "State=DOWN", "Reason=no power")
+        runs.cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+        runs.cluster.wait_job(job, "RUNNING", 60)
+        node.boot()
+
+    result = runs.run(runs.plan(), lose_power)
+    assert one(result).outcome is Outcome.MIGRATED, (result.cause, one(result).cause)
+    runs.counts()
+    assert runs.is_one_process()
+    assert runs.node_line().endswith("|no power")  # whoever said so
+
+
 def test_its_checkpoint_lies_on_one_node_only(runs: SlurmRuns) -> None:
     runs.changes["shared_state"] = False
     job = runs.counter()
@@ -175,11 +196,12 @@ def test_slurm_reboots_the_node(runs: SlurmRuns) -> None:
     runs.changes["reboot"] = "slurm"
     runs.counter()
     before = runs.cluster.lab.node(NODE).boot_id
+    said = (runs.cluster.root / "slurmctld.log").stat().st_size
     result = runs.run(runs.plan(runbook="patch-and-restart"))
     assert result.state == "done", result.cause
     assert one(result).outcome in (Outcome.RESTORED, Outcome.MIGRATED)
     assert runs.cluster.lab.node(NODE).boot_id != before
-    log = (runs.cluster.root / "slurmctld.log").read_text()
+    log = (runs.cluster.root / "slurmctld.log").read_text()[said:]
     assert "reboot" in log
     assert f"Node {NODE} unexpectedly rebooted" not in log
     runs.counts()

@@ -133,8 +133,12 @@ class SlurmRuns:
             return drive(ctx)
 
     def node_line(self, name: str = NODE) -> str:
-        """A node's state and reason, as an administrator sees them."""
-        return self.cluster.run("sinfo", "-h", f"--nodes={name}", "--format=%T|%E").strip()
+        """A node's state and reason, as an administrator sees them.
+
+        For a second after its slurmd has started Slurm does not hear of it (`*`).
+        """
+        shown = self.cluster.run("sinfo", "-h", f"--nodes={name}", "--format=%T|%E").strip()
+        return shown.replace("*|", "|")
 
     def slurm_command(self, *argv: str) -> list[str]:
         """A command of Slurm, as a step of a runbook."""

@@ -52,7 +52,10 @@ def signal_job(ctx: RunContext, plan: JobPlan, attempt: int) -> dict[str, Any]:
         # The node's own clock, since the file's time is the node's (or its file server's).
         sent = {"time": ctx.node.call("stat", path=path)["now"]}
         ctx.note(plan.name, "signalled", Verb.SIGNAL, attempt, **sent)
+    if ctx.noted(plan.name, "signal sent", attempt) is None:
+        # After a crash in between it is sent twice, which costs a checkpoint; never not at all.
         ctx.slurm[0].signal(plan.number, signal.signal, signal.to == "batch")
+        ctx.note(plan.name, "signal sent", Verb.SIGNAL, attempt)
     found = ctx.node.operate(
         ctx.operation_id(Verb.SIGNAL, plan.name, attempt),
         "wait-file",
@@ -99,6 +102,8 @@ def requeue_job(ctx: RunContext, plan: JobPlan, _attempt: int) -> dict[str, Any]
             return {"requeued": False, "state": _state(job), **_forget(ctx, plan)}
         if job.waiting and job.held:
             return {"requeued": True, "state": job.state}
+        if job.running and _started_elsewhere(ctx, plan, job):
+            return {"requeued": True, "state": f"{job.state} on {', '.join(job.nodes)}"}
         if job.waiting:
             ctx.slurm[0].hold(plan.number)  # its scheduler was faster, or somebody released it
         elif job.running and not asked:
@@ -109,6 +114,15 @@ def requeue_job(ctx: RunContext, plan: JobPlan, _attempt: int) -> dict[str, Any]
         if time.monotonic() > end:
             raise DeadlineExceeded(plan.name, f"still {job.state} after {QUEUE_DEADLINE:g} s")
         time.sleep(INTERVAL)
+
+
+def _started_elsewhere(ctx: RunContext, plan: JobPlan, job: Job) -> bool:
+    """Whether its scheduler was faster, as when the node died after it was saved.
+
+    Its launcher waits there, for as long as this run holds the workload.
+    """
+    saved = ctx.result(Verb.CHECKPOINT, plan.name) is not None
+    return saved and ctx.scheduler_node not in job.nodes
 
 
 def _refuse_if_unsaved(ctx: RunContext, plan: JobPlan) -> None:
