@@ -18,6 +18,7 @@ from pitstop.node.owner import through_sudo
 from tests.rigs.engine import NODE_COMMAND, WORKLOAD, Engine, until
 
 CAP_SYS_RESOURCE = 24
+THEIRS = f"nobody.{WORKLOAD}"
 USER = pwd.getpwnam("nobody")
 WHO = """
 id -u; id -g; id -G; echo "$MINE"; echo "$HOME $SUDO_UID"
@@ -33,7 +34,7 @@ def sudo(engine: Engine) -> dict[str, str]:
 
 
 def said(engine: Engine) -> str:
-    return engine.output() if engine.files().stdout.exists() else ""
+    return engine.output(THEIRS) if engine.files(THEIRS).stdout.exists() else ""
 
 
 def started(engine: Engine, env: dict[str, str], *options: str) -> subprocess.Popen[bytes]:
@@ -56,25 +57,28 @@ def test_it_runs_as_its_user_and_goes_on_as_its_user(engine: Engine, sudo: dict[
     first = started(engine, sudo, "--environment-stdin")
     until(lambda: "n 5" in said(engine), "it counts")
     uid, gid = str(USER.pw_uid), str(USER.pw_gid)
-    lines = engine.output().splitlines()
+    lines = said(engine).splitlines()
     assert lines[:2] == [uid, gid]
     assert "0" not in lines[2].split()
     assert lines[3:6] == ["a b", "c", "/h "]
-    assert (engine.record().owner, engine.record().job) == (USER.pw_uid, "7")
+    assert (engine.record(THEIRS).owner, engine.record(THEIRS).job) == (USER.pw_uid, "7")
     [found] = engine.rpc("launched")["launched"]
-    assert (found["user"], found["job"]) == ("nobody", "7")
+    assert found == {"workload": THEIRS, "user": "nobody", "job": "7"}
     if not may_read_limits():
         # So it is in many containers. It must be said, and the workload must run on.
         with pytest.raises(CheckpointFailed, match="rlimit"):
-            engine.save()
+            engine.save(workload=THEIRS)
         before = said(engine)
         until(lambda: len(said(engine)) > len(before), "it runs on")
         end(first)
         return
-    engine.save()
+    engine.save(workload=THEIRS)
     assert first.wait(30) == 0
     second = started(engine, sudo, "--environment-stdin")
-    until(lambda: engine.record().how == "restored" and engine.record().phase == "running", "runs")
+    until(
+        lambda: engine.record(THEIRS).start_seconds and engine.record(THEIRS).how == "restored",
+        "runs",
+    )
     before = said(engine)
     until(lambda: len(said(engine)) > len(before), "it goes on")
     numbers = [int(x.split()[1]) for x in said(engine).splitlines() if x.startswith("n ")]
@@ -96,11 +100,11 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _root(engine: Engine) -> int:
-    return subject.find(engine.files(), None).root.pid
+    return subject.find(engine.files(THEIRS), None).root.pid
 
 
 def test_nobody_starts_what_is_somebody_elses(engine: Engine, sudo: dict[str, str]) -> None:
-    launched = engine.serve()
+    launched = engine.serve(workload=THEIRS)
     launched.signal(signal.SIGTERM)
     launched.wait()
     process = started(engine, sudo)
@@ -116,7 +120,9 @@ def test_nobody_starts_what_is_somebody_elses(engine: Engine, sudo: dict[str, st
         ["--env-file", "/etc/shadow"],
         ["--gated"],
         ["--report-fd", "1"],
+        ["--report-fd", "0"],
         ["--begun", "1"],
+        ["--begun", "0"],
     ],
 )
 def test_what_is_for_root_alone(
@@ -135,6 +141,15 @@ def test_the_state_directory_is_not_a_users_choice(
     assert main(["--state-dir", str(tmp_path), "launch", "--workload", "w", "--", "true"]) == 2
     assert "--state-dir" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_users_workloads_have_names_of_their_own() -> None:
+    found = through_sudo({"SUDO_UID": str(USER.pw_uid)})
+    assert found is not None
+    assert found.name_for("web") == "nobody.web"
+    for name in ("", "../web", "w" * 60, "a b"):
+        with pytest.raises(BadInput, match="not a name"):
+            found.name_for(name)
 
 
 def test_who_runs_it() -> None:

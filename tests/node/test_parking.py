@@ -68,7 +68,7 @@ def test_it_can_be_saved_and_brought_back_again(in_job: Engine) -> None:
     launched.wait()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
 def test_the_end_of_its_job_ends_it(in_job: Engine, number: int) -> None:
     launched = parked(in_job)
     launched.signal(number)

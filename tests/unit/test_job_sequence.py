@@ -11,12 +11,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pitstop.decide.attempts import EFFECT_UNKNOWN, WITHOUT_CONTACT
 from pitstop.fleet.node import RemoteNode
 from pitstop.model.errors import (
     CheckpointFailed,
     ConnectionLost,
     DeadlineExceeded,
+    EndedInDump,
+    Interrupted,
     MaintenanceFailed,
+    NodeUnreachable,
     NotDrained,
     PermanentError,
     PitstopError,
@@ -99,6 +103,8 @@ class JobRuns:
                 for one in jobs
                 for verb, result in JOB_RESULTS.items()
             }
+            full[Verb.DRAIN, NODE] = {"claim": "ours"}
+            full[Verb.RETURN_TO_SERVICE, NODE] = {"claim": "nobody"}
             performer = Performer(ctx, {**full, **script})
             result = RunSequence(ctx, performer).run()
             check(ctx, performer, jobs)
@@ -123,6 +129,10 @@ def check(ctx: RunContext, performer: Performer, jobs: tuple[JobPlan, ...]) -> N
         if one is None:
             continue
         assert (Verb.DRAIN, NODE) in done, "nothing is done to a job before the node is closed"
+        if verb is Verb.REQUEUE:
+            for other in jobs:
+                waits = (Verb.CHECKPOINT, other.name) in asked[position:]
+                assert not waits, "all are saved before the first gives its place up"
         if verb is Verb.REQUEUE and one.strategy is Strategy.RESTORE:
             saved = (Verb.CHECKPOINT, subject) in done
             by_policy = one.policy.not_launched.value in ("requeue", "signal")
@@ -130,19 +140,20 @@ def check(ctx: RunContext, performer: Performer, jobs: tuple[JobPlan, ...]) -> N
         if verb is Verb.RELEASE:
             assert (Verb.REQUEUE, subject) in asked[:position]
         if verb is Verb.RESTORE:
-            assert (Verb.CHECKPOINT, subject) in done
+            unknown = code_of(ctx, Verb.CHECKPOINT, subject) in EFFECT_UNKNOWN
+            assert (Verb.CHECKPOINT, subject) in done or unknown
             assert (Verb.REQUEUE, subject) not in done, "one that is in the queue is released"
     if (Verb.MAINTAIN, NODE) in asked:
         for one in jobs:
             assert is_off(ctx, one), f"{one.name} was left on the node"
     drained = (Verb.DRAIN, NODE) in asked
     quarantined = (Verb.QUARANTINE, NODE) in asked
-    lost = any(code_of(ctx, *step) == "connection_lost" for step in asked)
+    lost = any(code_of(ctx, *step) in WITHOUT_CONTACT for step in asked)
     if drained and not quarantined and not lost:
         assert (Verb.RETURN_TO_SERVICE, NODE) in asked, "what we closed is opened again"
     if not lost:
         for one in jobs:
-            if (Verb.REQUEUE, one.name) in done and ctx.result(Verb.REQUEUE, one.name) != GONE:
+            if (ctx.result(Verb.REQUEUE, one.name) or GONE)["requeued"]:
                 assert (Verb.RELEASE, one.name) in asked, "nobody is left in the queue, held"
 
 
@@ -161,8 +172,8 @@ def test_all_goes_well(runs: JobRuns) -> None:
     result, performer, _ = runs.through({(Verb.RELEASE, "job-2"): started()}, *ALL)
     assert (result.state, result.cause) == ("done", "")
     assert steps(performer) == [
-        *("precheck n1", "drain n1", "wait job-3", "signal job-2", "drain web", "checkpoint web"),
-        *("requeue job-2", "checkpoint job-1", "requeue job-1", "requeue job-4"),
+        *("precheck n1", "drain n1", "wait job-3", "drain web", "signal job-2", "checkpoint web"),
+        *("checkpoint job-1", "requeue job-2", "requeue job-1", "requeue job-4"),
         *("maintain n1", "validate n1", "gate web", "restore web", "return_to_service web"),
         *("return_to_service n1", "release job-1", "release job-2", "release job-4"),
     ]
@@ -193,6 +204,7 @@ def test_what_fails_first_costs_nobody_anything(
     result, performer, _ = runs.through({step: error}, *ALL)
     assert result.state == "failed"
     assert set(outcomes(result).values()) == {Outcome.UNTOUCHED}
+    assert result.node_state == "in-service"
     verbs = {verb for verb, _, _ in performer.performed}
     assert not verbs & {Verb.CHECKPOINT, Verb.REQUEUE, Verb.STOP, Verb.MAINTAIN}
 
@@ -247,6 +259,42 @@ def test_its_owner_ended_it(runs: JobRuns) -> None:
     assert "requeue job-1" not in steps(performer)
 
 
+def test_one_that_ended_by_itself_when_it_was_saved_waits_for_a_person(runs: JobRuns) -> None:
+    """Failed, or forgotten by its scheduler: nobody has said that its work may be thrown away."""
+    kept = {"requeued": False, "state": "FAILED", "kept": "ck"}
+    result, _, _ = runs.through({(Verb.REQUEUE, "job-1"): kept}, SAVED)
+    assert (result.state, outcomes(result)["job-1"]) == ("partial", None)
+    assert "checkpoint ck is kept" in result.workloads[-1].cause
+    ended = {"how": "ended", "state": "FAILED", "kept": "ck"}
+    result, _, _ = runs.through({(Verb.RELEASE, "job-1"): ended}, SAVED)
+    assert (result.state, outcomes(result)["job-1"]) == ("partial", None)
+
+
+def test_one_that_died_while_it_was_saved_is_not_called_untouched(runs: JobRuns) -> None:
+    result, _, _ = runs.through({(Verb.CHECKPOINT, "job-1"): EndedInDump}, SAVED)
+    assert (result.state, outcomes(result)["job-1"]) == ("partial", None)
+
+
+@pytest.mark.parametrize("error", [DeadlineExceeded, Interrupted])
+def test_one_of_which_nobody_knows_whether_it_was_saved_is_asked_for(
+    runs: JobRuns, error: type[PitstopError]
+) -> None:
+    result, performer, _ = runs.through({(Verb.CHECKPOINT, "job-1"): error}, SAVED)
+    assert result.state == "failed"
+    assert steps(performer)[-1] == "restore job-1"
+
+
+def test_a_node_that_does_not_come_back_keeps_no_job(runs: JobRuns) -> None:
+    script: Script = {
+        (Verb.MAINTAIN, NODE): DeadlineExceeded,
+        (Verb.ROLLBACK, NODE): NodeUnreachable,
+    }
+    result, performer, _ = runs.through(script, SAVED)
+    assert result.state == "partial"
+    assert steps(performer)[-1] == "release job-1"
+    assert outcomes(result)["job-1"] is Outcome.MIGRATED
+
+
 def test_a_release_that_fails_keeps_no_other_down(runs: JobRuns) -> None:
     second = job(5, Strategy.RESTORE)
     result, performer, _ = runs.through({(Verb.RELEASE, "job-1"): PermanentError}, SAVED, second)
@@ -255,7 +303,10 @@ def test_a_release_that_fails_keeps_no_other_down(runs: JobRuns) -> None:
     assert outcomes(result)["job-5"] is Outcome.MIGRATED
 
 
-ERRORS = (Refused, PermanentError, CheckpointFailed, WorkloadGone, ConnectionLost, NotDrained)
+ERRORS = (
+    *(Refused, PermanentError, CheckpointFailed, WorkloadGone, ConnectionLost, NotDrained),
+    *(DeadlineExceeded, EndedInDump),
+)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from pitstop.decide.job_outcome import job_result
 from pitstop.decide.jobs import RESERVE, JobFacts, choose_for_job, notes_on
+from pitstop.model.errors import DeadlineExceeded
 from pitstop.model.event import Event
 from pitstop.model.jobs import JobPlan, JobPolicy, JobRule, OnJob, Signal
 from pitstop.model.slurm import SlurmSpec
@@ -214,6 +215,7 @@ def event(kind: Any, verb: str, data: dict[str, Any]) -> Event:
     )
 
 
+FAILED = {"final": True, "error": DeadlineExceeded("job-7", "still running").to_json()}
 SAVED = done("checkpoint", checkpoint="job-7.r.1", image_bytes=5, generation=1)
 QUEUED = done("requeue", requeued=True, state="PENDING")
 
@@ -240,6 +242,16 @@ QUEUED = done("requeue", requeued=True, state="PENDING")
             [QUEUED, done("release", how="started", node="n2", nodes=["n2", "n3"])],
             Outcome.REQUEUED,
             "started on n2, n3",
+        ),
+        (
+            [SAVED, QUEUED, done("release", how="ended", state="FAILED", kept="job-7.r.1")],
+            None,
+            "job-7.r.1 is kept",
+        ),
+        (
+            [event("step.failed", "checkpoint", FAILED)],
+            None,
+            "not known",
         ),
         (
             [event("decision", "", {"topic": "save", "choice": "leave", "cause": "gone"})],

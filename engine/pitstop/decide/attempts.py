@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pitstop.model.errors import ConnectionLost, NodeUnreachable
+from pitstop.model.errors import (
+    ConnectionLost,
+    DeadlineExceeded,
+    Interrupted,
+    NodeUnreachable,
+)
 from pitstop.model.event import Event
 from pitstop.model.words import Verb
 
@@ -25,6 +30,15 @@ what failed for lack of contact: that is asked for again whenever a run is taken
 
 WITHOUT_CONTACT = frozenset({ConnectionLost.code, NodeUnreachable.code})
 """Codes of errors that say nothing about the work on the node: it may run on, or be done."""
+
+
+EFFECT_UNKNOWN = WITHOUT_CONTACT | {DeadlineExceeded.code, Interrupted.code}
+"""Codes of failures after which the work on the node may have been done all the same."""
+
+
+def effect_unknown(failure: Mapping[str, Any] | None) -> bool:
+    """Tell whether a step that failed for good may have done its work all the same."""
+    return failure is not None and failure["code"] in EFFECT_UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from pitstop.decide.attempts import standing
+from pitstop.decide.attempts import effect_unknown, standing
+from pitstop.model.errors import EndedInDump
 from pitstop.model.event import Event
 from pitstop.model.jobs import JobPlan
 from pitstop.model.result import WorkloadResult
@@ -53,7 +54,7 @@ def _outcome(
         return _came_back(job, node, back)
     requeued = standing(events, Verb.REQUEUE, job.name).result
     if requeued is not None and not requeued["requeued"]:
-        return Outcome.UNTOUCHED, f"its owner or its limit ended it: {requeued['state']}"
+        return _ended(requeued)
     if requeued is not None:
         return None, "it is held in the queue, and was not released yet"
     if saved is not None:
@@ -61,13 +62,27 @@ def _outcome(
     waited = standing(events, Verb.WAIT, job.name).result
     if waited is not None:
         return Outcome.UNTOUCHED, f"it ended by itself while it was waited for: {waited['state']}"
+    failure = standing(events, Verb.CHECKPOINT, job.name).failure
+    if failure is not None and failure["code"] == EndedInDump.code:
+        return None, f"{failure['cause']}; its job was not started again"
+    if effect_unknown(failure):
+        return None, f"whether it was saved is not known: {failure['cause'] if failure else ''}"
     return Outcome.UNTOUCHED, _why_untouched(job, events)
+
+
+def _ended(found: Mapping[str, Any]) -> tuple[Outcome | None, str]:
+    """Tell one whose owner has ended it from one that a person should look after."""
+    if found.get("kept"):
+        return None, f"it ended as {found['state']}; checkpoint {found['kept']} is kept"
+    return Outcome.UNTOUCHED, f"it was ended, not by this run: {found['state']}"
 
 
 def _came_back(job: JobPlan, node: str, back: Mapping[str, Any]) -> tuple[Outcome | None, str]:
     how, where = str(back["how"]), str(back.get("node") or "")
     if how == "ended":
-        return Outcome.UNTOUCHED, f"its owner or its limit ended it: {back['state']}"
+        return _ended(back)
+    if how == "untouched":
+        return Outcome.UNTOUCHED, "it runs on: it was not saved, and never stopped"
     if how == "requeued":
         return Outcome.REQUEUED, f"it waits in the queue: {back['state']}"
     if how == "started":

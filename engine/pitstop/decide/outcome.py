@@ -6,18 +6,15 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal
 
-from pitstop.decide.attempts import WITHOUT_CONTACT, standing
+from pitstop.decide.attempts import effect_unknown, standing
 from pitstop.decide.job_outcome import job_result
-from pitstop.model.errors import DeadlineExceeded, EndedInDump, Interrupted
+from pitstop.model.errors import EndedInDump
 from pitstop.model.event import Event
 from pitstop.model.plan import Plan, WorkloadPlan
 from pitstop.model.result import RunResult, WorkloadResult
 from pitstop.model.words import Outcome, Strategy, Verb
 
 State = Literal["done", "refused", "partial", "failed"]
-
-_EFFECT_UNKNOWN = WITHOUT_CONTACT | {DeadlineExceeded.code, Interrupted.code}
-"""Codes of failures after which the work on the node may have been done all the same."""
 
 
 def result_of(plan: Plan, run: str, events: Sequence[Event]) -> RunResult:
@@ -32,7 +29,7 @@ def result_of(plan: Plan, run: str, events: Sequence[Event]) -> RunResult:
         node=plan.node,
         plan_digest=plan.digest,
         state=state,
-        node_state="quarantined" if quarantined and not lifted else "in-service",
+        node_state="quarantined" if quarantined and not lifted else _in_service(plan, events),
         ended=ended is not None,
         cause=str(ended.data.get("cause", "")) if ended else "the run has not ended",
         workloads=(
@@ -40,6 +37,14 @@ def result_of(plan: Plan, run: str, events: Sequence[Event]) -> RunResult:
             *(job_result(job, scheduler_node(plan), events) for job in plan.jobs),
         ),
     )
+
+
+def _in_service(plan: Plan, events: Sequence[Event]) -> Literal["in-service", "drained"]:
+    """Tell whether the scheduler gives the node new work, as far as the run has seen."""
+    closed = standing(events, Verb.DRAIN, plan.node).result
+    opened = standing(events, Verb.RETURN_TO_SERVICE, plan.node).result
+    last = opened or closed
+    return "drained" if last is not None and last["claim"] != "nobody" else "in-service"
 
 
 def scheduler_node(plan: Plan) -> str:
@@ -102,7 +107,7 @@ def _not_moved(plan: WorkloadPlan, events: Sequence[Event]) -> tuple[Outcome | N
             continue
         if failure["code"] == EndedInDump.code:
             return None, f"{failure['cause']}; its launch is known, and it was not started again"
-        if failure["code"] in _EFFECT_UNKNOWN and verb is not Verb.DRAIN:
+        if effect_unknown(failure) and verb is not Verb.DRAIN:
             return None, f"whether it still runs is not known: {failure['cause']}"
     left = _decision(events, name, "leave")
     if left:

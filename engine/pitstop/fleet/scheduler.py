@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -46,8 +47,8 @@ class Job:
     """A job as its scheduler sees it.
 
     Attributes:
-        number: what commands take; for all parts of it, where it has several.
-        key: what people call it by.
+        number: what it is asked for by; for all parts of it, where it has several.
+        key: what commands and people call it by, so that no sibling of it is meant.
         nodes: all machines that any part of it sits on; none while it waits.
         gpus: all that it holds; None when the scheduler does not say.
         active: processes of it may be on its nodes.
@@ -56,6 +57,7 @@ class Job:
         held: somebody keeps it from starting.
         over: it has ended, whichever way, and does not start again. One that is none of
             these is on its way from one to another.
+        cancelled: it is over because somebody wanted that.
         ends: when its time is up, in seconds since 1970; None without a limit, or when it
             is not known.
         requeue: it may be put back into the queue; None when the scheduler does not say.
@@ -74,6 +76,7 @@ class Job:
     waiting: bool
     held: bool
     over: bool
+    cancelled: bool
     ends: int | None
     requeue: bool | None
     excluded: tuple[str, ...]
@@ -141,7 +144,7 @@ class JobScheduler(Scheduler):
         """
 
     @abstractmethod
-    def signal(self, number: int, signal: str, batch: bool) -> None:
+    def signal(self, key: str, signal: str, batch: bool) -> None:
         """Signal a job: its steps, or its batch script alone.
 
         Raises:
@@ -149,7 +152,7 @@ class JobScheduler(Scheduler):
         """
 
     @abstractmethod
-    def requeue(self, number: int) -> None:
+    def requeue(self, key: str) -> None:
         """Put a job back into the queue, all of it, held.
 
         Raises:
@@ -157,7 +160,7 @@ class JobScheduler(Scheduler):
         """
 
     @abstractmethod
-    def hold(self, number: int) -> None:
+    def hold(self, key: str) -> None:
         """Keep a job that waits from starting.
 
         Raises:
@@ -165,8 +168,8 @@ class JobScheduler(Scheduler):
         """
 
     @abstractmethod
-    def release(self, number: int, avoid: str = "", only: str = "") -> None:
-        """Let a held job start: not on one node, or on one node only, or anywhere.
+    def release(self, key: str, excluded: Sequence[str] = (), only: str = "") -> None:
+        """Let a held job start: on one node only, or anywhere but on some.
 
         Raises:
             PitstopError: it was not done, or is not known to be.

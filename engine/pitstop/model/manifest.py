@@ -45,6 +45,7 @@ class Manifest(Model):
     schema_: Literal["pitstop/manifest/v1"] = Field(alias="schema", default="pitstop/manifest/v1")
     checkpoint: Name
     workload: Name
+    owner: int = 0
     node: str
     boot_id: str
     run: str

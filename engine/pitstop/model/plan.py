@@ -61,6 +61,8 @@ class SchedulerPlan(Model):
         claim: who kept new work away from it: `nobody`, `ours` or `foreign`.
         reason: as it was written there.
         state: in the scheduler's words.
+        peer: another node, by its name, that sees the same workloads where those are shared;
+            it is asked when this one does not come back.
     """
 
     spec: Annotated[SlurmSpec | KubernetesSpec, Field(discriminator="kind")]
@@ -70,6 +72,7 @@ class SchedulerPlan(Model):
     state: str
     jobs: tuple[JobPlan, ...] = ()
     pods: tuple[PodPlan, ...] = ()
+    peer: dict[Name, Node] = Field(default_factory=dict)
 
 
 class Plan(Model):

@@ -45,6 +45,7 @@ class RunResult(Model):
     Attributes:
         state: `done`; `refused` (nothing was touched); `partial` (a person is needed);
             `failed`.
+        node_state: `drained`: its scheduler gives it no new work, by whoever's word.
         ended: whether it has come to its end; one that has not is `partial` so far.
     """
 
@@ -55,7 +56,7 @@ class RunResult(Model):
     node: Name
     plan_digest: str
     state: Literal["done", "refused", "partial", "failed"]
-    node_state: Literal["in-service", "quarantined"]
+    node_state: Literal["in-service", "drained", "quarantined"]
     ended: bool = True
     cause: str = ""
     workloads: tuple[WorkloadResult, ...] = ()

@@ -169,6 +169,7 @@ class _Checkpointer:
             manifest = Manifest(
                 checkpoint=draft.id,
                 workload=self.order.workload,
+                owner=self.files.record().owner,
                 node=self.order.node,
                 boot_id=boot_id(),
                 run=self.order.run,

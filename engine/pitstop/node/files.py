@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pitstop.model.errors import DeadlineExceeded
+from pitstop.model.errors import DeadlineExceeded, PermanentError
 from pitstop.node.clock import running_seconds
 
 INTERVAL = 0.2
@@ -23,6 +23,9 @@ def size_and_time(path: str) -> dict[str, Any] | None:
         found = Path(path).stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        # As root, whom a file server may take for nobody.
+        raise PermanentError(path, f"cannot be looked at: {error.strerror}") from error
     if not stat.S_ISREG(found.st_mode):
         return None
     return {"bytes": found.st_size, "modified": found.st_mtime}

@@ -8,6 +8,7 @@ workload with it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -40,9 +41,36 @@ Start = Literal["auto", "restore", "cold"]
 HOLD_INTERVAL = 2.0
 """Seconds between looks at a hold: what other nodes write to shared storage sends no event."""
 
+LOCK_PATIENCE = 120.0
+"""Seconds that a scheduler's job waits for the end of what looks like another copy."""
+
 CHECKPOINTED = 0
 """Exit status of the launcher when its workload was ended by a checkpoint: a supervisor that
 restarts on failure only must not start it again in the middle of the maintenance."""
+
+
+class Report:
+    """Where one line is said once the workload runs or could not be started.
+
+    Whoever asked may be gone by then; that is no reason to end what was started.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+
+    def say(self, message: dict[str, object]) -> None:
+        """Say it, if nothing was said before."""
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.write(self._descriptor, json.dumps(message).encode() + b"\n")
+        self.close()
+
+    def close(self) -> None:
+        """Give the descriptor back: its number is soon another file's."""
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +86,7 @@ class Request:
         gated: the gate was asked a moment ago by the run; do not ask it again.
         job: the scheduler's number of the job that this is part of; empty without one.
         owner: the user that it is, and runs as; None for root.
-        report: descriptor for one JSON line once the workload runs or could not be started.
+        report: told once the workload runs or could not be started.
     """
 
     workload: str
@@ -73,7 +101,7 @@ class Request:
     job: str = ""
     owner: Owner | None = None
     begun: float | None = None
-    report: int | None = None
+    report: Report | None = None
 
     @property
     def uid(self) -> int:
@@ -104,13 +132,15 @@ def launch(request: Request, state: StateDir) -> int:
 
 def _obeying(request: Request, order: Mapping[str, Any]) -> Request:
     try:
-        report = os.open(str(order["reply"]), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        reply = os.open(str(order["reply"]), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         report = None  # who gave the order is gone; it is obeyed all the same
+    else:
+        report = Report(reply)
     return replace(
         request,
         start="auto",
-        checkpoint=str(order["checkpoint"]),
+        checkpoint=order["checkpoint"],
         run=str(order["run"]),
         begun=float(order["begun"]),
         report=report,
@@ -168,13 +198,22 @@ def _take(request: Request, files: WorkloadState, signals: Signals) -> Lock:
         Refused: another copy lives, or another run holds the workload.
     """
     lock = Lock(files.lock_path)
+    begun = running_seconds()
     while True:
         if not lock.try_acquire():
+            if request.job and running_seconds() - begun < LOCK_PATIENCE:
+                # Of a node that lost power, shared storage keeps the locks for a while.
+                _wait_for_signal(signals, HOLD_INTERVAL)
+                continue
             raise Refused(request.workload, "a copy of it runs already")
         record = files.record()
         if record.generation and record.owner != request.uid:
             lock.release()
-            raise Refused(request.workload, "it belongs to another user", "choose another name")
+            raise Refused(
+                request.workload,
+                "it belongs to another user",
+                "choose another name; in a root shell of sudo: env -u SUDO_UID",
+            )
         holder = files.holder()
         if holder in ("", request.run):
             return lock
@@ -205,8 +244,7 @@ def _ended(files: WorkloadState) -> None:
 
 def _report(request: Request, message: dict[str, object]) -> None:
     if request.report is not None:
-        os.write(request.report, json.dumps(message).encode() + b"\n")
-        os.close(request.report)
+        request.report.say(message)
 
 
 def _settle(files: WorkloadState, state: StateDir) -> None:
@@ -326,7 +364,7 @@ class _Launcher:
             os.close(reader)
             self.signals.leave()
             if self.request.report is not None:
-                os.close(self.request.report)
+                self.request.report.close()
             nsinit.serve(writer, start)
         os.close(writer)
         self.messages, self.unread = FileIO(reader), b""

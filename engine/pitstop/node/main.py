@@ -101,7 +101,13 @@ def _state(arguments: argparse.Namespace) -> Any:
 def _launch(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from pitstop.node.launch import Request, launch, read_env_file, read_environment
+    from pitstop.node.launch import (
+        Report,
+        Request,
+        launch,
+        read_env_file,
+        read_environment,
+    )
     from pitstop.node.owner import refuse_what_is_roots, through_sudo
 
     owner = through_sudo(os.environ)
@@ -118,7 +124,7 @@ def _launch(arguments: argparse.Namespace) -> int:
     if arguments.environment_stdin:
         env = read_environment(sys.stdin.buffer.read())
     request = Request(
-        workload=arguments.workload,
+        workload=arguments.workload if owner is None else owner.name_for(arguments.workload),
         command=command,
         env=env,
         cwd=os.path.abspath(arguments.cwd),
@@ -130,7 +136,7 @@ def _launch(arguments: argparse.Namespace) -> int:
         job=env.get("SLURM_JOB_ID", ""),
         owner=owner,
         begun=arguments.begun,
-        report=arguments.report_fd,
+        report=None if arguments.report_fd is None else Report(arguments.report_fd),
     )
     return launch(request, _state(arguments))
 

@@ -1,9 +1,12 @@
 """Whose workload it is, where users start theirs through sudo.
 
 CRIU and namespaces need root, and a scheduler's jobs are their users'. So a site lets them run
-`pitstop-node launch` through sudo, and nothing else of it. What runs then is theirs and runs as
-them; and what would let them have root read, write or restore anything of their choice is
-refused here, since a rule of sudo cannot tell one option from another.
+`pitstop-node launch` through sudo, and nothing else of it. What runs then is theirs, runs as
+them and has a name of theirs; options that are root's are refused here, since a rule of sudo
+cannot tell one from another.
+
+It is no border against a user who means harm: CRIU restores as root, and opens the files of a
+workload by their paths, which its user can change in between.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pitstop.model.errors import BadInput
+from pitstop.model.plain import is_name
 
 ALLOWED = frozenset(
     {"handler", "workload", "start", "cwd", "deny_io_uring", "environment_stdin", "command"}
@@ -36,6 +40,17 @@ class Owner:
         os.setgroups(os.getgrouplist(self.name, self.gid))
         os.setresgid(self.gid, self.gid, self.gid)
         os.setresuid(self.uid, self.uid, self.uid)
+
+    def name_for(self, workload: str) -> str:
+        """Return the name of a workload of this user, which is nobody else's.
+
+        Raises:
+            BadInput: it is no name.
+        """
+        name = f"{self.name}.{workload}"
+        if not is_name(workload) or not is_name(name):
+            raise BadInput(repr(name), "not a name: up to 63 of letters, digits, '.', '_', '-'")
+        return name
 
     def environment(self) -> dict[str, str]:
         """What is the user's and was root's a moment ago."""
@@ -67,8 +82,14 @@ def refuse_what_is_roots(arguments: argparse.Namespace) -> None:
         BadInput: one was given.
     """
     for name, value in vars(arguments).items():
-        if name not in ALLOWED and value not in (None, "", False):
-            raise BadInput(f"--{name.replace('_', '-')}", "not for a user's launch through sudo")
+        # Not by ==, to which 0 is False.
+        given = not (value is None or value is False or value == "")
+        if name not in ALLOWED and given:
+            raise BadInput(
+                f"--{name.replace('_', '-')}",
+                "not for a user's launch through sudo",
+                "in a root shell of sudo: env -u SUDO_UID",
+            )
 
 
 def name_of(uid: int) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from pitstop.images.durable import read_json, write_json
 from pitstop.model.errors import Refused
+from pitstop.model.plain import is_name
 from pitstop.node.locks import is_held
 from pitstop.node.paths import StateDir, boot_id
 
@@ -129,7 +130,9 @@ def launched_here(state: StateDir) -> list[Record]:
     The directory may be shared: what another node runs is not listed.
     """
     directory = state.root / "workloads"
-    names = sorted(entry.name for entry in directory.iterdir()) if directory.exists() else []
+    entries = directory.iterdir() if directory.exists() else ()
+    # Shared storage has directories of its own there, such as lost+found.
+    names = sorted(entry.name for entry in entries if is_name(entry.name))
     running = [files for name in names if (files := WorkloadState(state, name)).running()]
     records = [files.record() for files in running]
     return [r for r in records if r.phase is Phase.RUNNING and r.boot_id == boot_id()]

@@ -47,6 +47,10 @@ class Wanted(Protocol):
         """The run that asks."""
 
     @property
+    def uid(self) -> int:
+        """The user id that it is to run as."""
+
+    @property
     def gated(self) -> bool:
         """Whether the gate was just asked."""
 
@@ -94,6 +98,8 @@ class Restorer:
         manifest = checkpoint.verify(Keys(self._state.keys()))
         if manifest.workload != self._wanted.workload:
             raise InvalidCheckpoint(checkpoint.id, f"is of workload {manifest.workload}")
+        if manifest.owner != self._wanted.uid:
+            raise InvalidCheckpoint(checkpoint.id, "is of another user's workload")
         generation = self._files.record().generation
         if generation not in (0, manifest.generation):
             raise InvalidCheckpoint(

@@ -26,21 +26,28 @@ _INTENT = {
 }
 
 
+_STANDS = {
+    "in-service": "is in service",
+    "drained": "stays drained in its scheduler",
+    "quarantined": "is quarantined",
+}
+
+
 def headline(result: RunResult) -> str:
     """Return one sentence for people who read nothing else."""
     parts = ", ".join(_workloads(result.workloads))
     tail = f": {parts}" if parts else ""
     node = result.node
-    where = "is back in service" if result.node_state == "in-service" else "is quarantined"
+    where = {**_STANDS, "in-service": "is back in service"}[result.node_state]
     if result.state == "done":
         return f"{node} was serviced and {where}{tail}."
     if result.state == "refused":
         return f"{node} was not touched: {_cause(result)}."
     if result.state == "failed":
-        stays = "is in service" if result.node_state == "in-service" else "is quarantined"
+        stays = _STANDS[result.node_state]
         failed = f"The maintenance of {node} failed and the node {stays}"
         return f"{failed}: {_cause(result)}{_and(parts)}."
-    person = "is in service" if result.node_state == "in-service" else "is quarantined"
+    person = _STANDS[result.node_state]
     return f"{node} {person} and a person is needed: {_cause(result)}{_and(parts)}."
 
 

@@ -52,11 +52,14 @@ class RunContext:
         order = lease_order(self.plan, run, self.actor)
         self.node = node(self.plan.node, self.plan.node_spec, lease=order)
         self._scheduler: Scheduler | None = None
+        self._peer: RemoteNode | None = None
 
     def close(self) -> None:
         """Give connections and database back."""
         if self._scheduler is not None:
             self._scheduler.close()
+        if self._peer is not None:
+            self._peer.close()
         self.node.close()
         self.journal.close()
 
@@ -82,6 +85,15 @@ class RunContext:
         if self._scheduler is None:
             self._scheduler = open_scheduler(self.scheduler_spec)
         return self._scheduler
+
+    @property
+    def peer(self) -> RemoteNode | None:
+        """Another node that sees the same workloads; None where there is none."""
+        known = self.plan.scheduler.peer if self.plan.scheduler else {}
+        if self._peer is None and known:
+            [(name, spec)] = known.items()
+            self._peer = RemoteNode(name, spec)
+        return self._peer
 
     @property
     def slurm(self) -> tuple[JobScheduler, SlurmSpec]:

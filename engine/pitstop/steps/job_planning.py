@@ -20,7 +20,7 @@ from pitstop.model.plan import SchedulerPlan
 from pitstop.model.site import Site
 from pitstop.model.slurm import SlurmSpec
 from pitstop.model.words import Shape, Strategy
-from pitstop.steps.scheduler_planning import NO_RUN, blockers_of, inspect, predicted_for
+from pitstop.steps.scheduler_planning import NO_RUN, blockers_of, inspect, peer_of, predicted_for
 from pitstop.steps.specs import probes_of_policy
 
 
@@ -44,6 +44,7 @@ def plan_slurm(
         claim=standing.claim.value,
         reason=standing.reason,
         state=standing.state,
+        peer=peer_of(site, node.name, spec.shared_state),
         jobs=planned,
     )
 

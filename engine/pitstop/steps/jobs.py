@@ -1,7 +1,8 @@
 """What each verb does with a scheduler's job.
 
-Its owner comes first: every verb looks at the job before it acts, and one that was cancelled
-or has ended is not brought back. What was saved of it is then removed.
+Its owner comes first: every verb looks at the job before it acts. One that was cancelled is not
+brought back, and what was saved of it is removed. One that ended in any other way, or that its
+scheduler has forgotten, keeps its checkpoint: a person decides.
 """
 
 from __future__ import annotations
@@ -13,17 +14,25 @@ from typing import Any
 from pitstop.fleet.node import DeferringNode, Pending
 from pitstop.fleet.scheduler import Job
 from pitstop.model.errors import (
+    CheckpointFailed,
     DeadlineExceeded,
     EndedInDump,
     PermanentError,
     Refused,
     WorkloadGone,
 )
-from pitstop.model.jobs import JobPlan
+from pitstop.model.jobs import JobPlan, Signal
+from pitstop.model.plain import is_name
 from pitstop.model.slurm import SlurmSpec
-from pitstop.model.words import Strategy, Verb
+from pitstop.model.words import Verb
 from pitstop.steps.context import RunContext
-from pitstop.steps.parked import bring_back_parked, came_back, checkpoint_parked
+from pitstop.steps.parked import (
+    GENERATION,
+    ask_of_workload,
+    bring_back_parked,
+    came_back,
+    checkpoint_parked,
+)
 from pitstop.steps.saving import SLACK
 
 INTERVAL = 1.0
@@ -46,7 +55,7 @@ def signal_job(ctx: RunContext, plan: JobPlan, attempt: int) -> dict[str, Any]:
     job = _there(ctx, plan)
     if not job.running:
         raise PermanentError(plan.name, f"it is not running: {job.state}")
-    path = signal.file.format(job=plan.key, user=plan.user, name=plan.title)
+    path = checkpoint_path(plan, signal)
     sent = ctx.noted(plan.name, "signalled", attempt)
     if sent is None:
         # The node's own clock, since the file's time is the node's (or its file server's).
@@ -54,7 +63,7 @@ def signal_job(ctx: RunContext, plan: JobPlan, attempt: int) -> dict[str, Any]:
         ctx.note(plan.name, "signalled", Verb.SIGNAL, attempt, **sent)
     if ctx.noted(plan.name, "signal sent", attempt) is None:
         # After a crash in between it is sent twice, which costs a checkpoint; never not at all.
-        ctx.slurm[0].signal(plan.number, signal.signal, signal.to == "batch")
+        ctx.slurm[0].signal(plan.key, signal.signal, signal.to == "batch")
         ctx.note(plan.name, "signal sent", Verb.SIGNAL, attempt)
     found = ctx.node.operate(
         ctx.operation_id(Verb.SIGNAL, plan.name, attempt),
@@ -71,6 +80,19 @@ def signal_job(ctx: RunContext, plan: JobPlan, attempt: int) -> dict[str, Any]:
     return {"signal": signal.signal, "to": signal.to, **found}
 
 
+def checkpoint_path(plan: JobPlan, signal: Signal) -> str:
+    """Return where a job writes its own checkpoint.
+
+    Raises:
+        PermanentError: a name that its owner chose is no name, but might be a path.
+    """
+    names = {"job": plan.key, "user": plan.user, "name": plan.title}
+    for field, value in names.items():
+        if f"{{{field}}}" in signal.file and not is_name(value):
+            raise PermanentError(plan.name, f"its {field} {value[:100]!r} cannot be in a path")
+    return signal.file.format(**names)
+
+
 def checkpoint_job(ctx: RunContext, plan: JobPlan, attempt: int) -> dict[str, Any]:
     """Save a job's processes. Its launcher stays, so that the job does not end.
 
@@ -81,48 +103,53 @@ def checkpoint_job(ctx: RunContext, plan: JobPlan, attempt: int) -> dict[str, An
     _there(ctx, plan)
     try:
         return checkpoint_parked(ctx, plan, attempt)
-    except EndedInDump as error:
-        if (job := ctx.slurm[0].job(plan.number)) is None or not job.running:
-            raise WorkloadGone(plan.name, f"{_state(job)}: {error.cause}") from error
-        raise
+    except (EndedInDump, WorkloadGone) as error:
+        job = ctx.slurm[0].job(plan.number)
+        if job is None or job.over:
+            raise WorkloadGone(plan.name, f"it has ended: {_state(job)}") from error
+        if isinstance(error, EndedInDump):
+            raise
+        # Its launcher is not here any more, or not yet; the job itself goes on.
+        raise CheckpointFailed(plan.name, f"{error.cause}, and it is {job.state}") from error
 
 
 def requeue_job(ctx: RunContext, plan: JobPlan, _attempt: int) -> dict[str, Any]:
-    """Put a job back into the queue, held, and wait until it has left its nodes.
+    """Put a job back into the queue, held, and wait until it has left this node.
 
     Returns:
-        `requeued`; False when its owner has ended it, with `state`. What was saved of it is
-        removed then.
+        `requeued`; False when it has ended, with `state`, and `kept`: the checkpoint that it
+        has left, unless its owner cancelled it.
     """
+    _note_generation(ctx, plan)
     end = time.monotonic() + QUEUE_DEADLINE
     asked = False
     while True:
         job = ctx.slurm[0].job(plan.number)
         if job is None or job.over:
-            return {"requeued": False, "state": _state(job), **_forget(ctx, plan)}
+            return {"requeued": False, **_ended(ctx, plan, job)}
         if job.waiting and job.held:
             return {"requeued": True, "state": job.state}
-        if job.running and _started_elsewhere(ctx, plan, job):
+        if job.running and ctx.scheduler_node not in job.nodes:
+            # Its scheduler was faster, as when the node died, or somebody has released it. If
+            # it was saved its launcher waits there, for as long as this run holds it.
             return {"requeued": True, "state": f"{job.state} on {', '.join(job.nodes)}"}
         if job.waiting:
-            ctx.slurm[0].hold(plan.number)  # its scheduler was faster, or somebody released it
+            ctx.slurm[0].hold(plan.key)
         elif job.running and not asked:
             _refuse_if_unsaved(ctx, plan)
             ctx.progress(f"{plan.name}: back into the queue, held")
-            ctx.slurm[0].requeue(plan.number)
+            ctx.slurm[0].requeue(plan.key)
             asked = True
         if time.monotonic() > end:
             raise DeadlineExceeded(plan.name, f"still {job.state} after {QUEUE_DEADLINE:g} s")
         time.sleep(INTERVAL)
 
 
-def _started_elsewhere(ctx: RunContext, plan: JobPlan, job: Job) -> bool:
-    """Whether its scheduler was faster, as when the node died after it was saved.
-
-    Its launcher waits there, for as long as this run holds the workload.
-    """
-    saved = ctx.result(Verb.CHECKPOINT, plan.name) is not None
-    return saved and ctx.scheduler_node not in job.nodes
+def _note_generation(ctx: RunContext, plan: JobPlan) -> None:
+    """Note which start of it this is, to tell it from the one that comes after."""
+    if plan.workload and ctx.noted(plan.name, GENERATION) is None:
+        found = ctx.node.call("workload", workload=plan.workload)
+        ctx.note(plan.name, GENERATION, Verb.REQUEUE, generation=found["generation"])
 
 
 def _refuse_if_unsaved(ctx: RunContext, plan: JobPlan) -> None:
@@ -131,10 +158,10 @@ def _refuse_if_unsaved(ctx: RunContext, plan: JobPlan) -> None:
     Raises:
         Refused: it would be ended without having been saved.
     """
-    if plan.strategy is Strategy.RESTORE:
-        found = ctx.node.call("workload", workload=plan.workload)
-        if not found["parked"] and ctx.result(Verb.CHECKPOINT, plan.name) is not None:
-            raise Refused(plan.name, "it was saved, and its launcher does not wait any more")
+    if ctx.result(Verb.CHECKPOINT, plan.name) is None:
+        return
+    if not ctx.node.call("workload", workload=plan.workload)["parked"]:
+        raise Refused(plan.name, "it was saved, and its launcher does not wait any more")
 
 
 def release_job(ctx: RunContext, plan: JobPlan, _attempt: int) -> dict[str, Any]:
@@ -142,30 +169,34 @@ def release_job(ctx: RunContext, plan: JobPlan, _attempt: int) -> dict[str, Any]
 
     Returns:
         `how`: `restored` or `cold` with its `cause`; `requeued` while it waits in the queue;
-        `started` for one without a launcher; `ended` when its owner has ended it. `node`:
-        where it started. `ready_seconds`: from the start of its launcher until it ran.
+        `started` for one without a launcher; `ended` with `state`, and with `kept` where a
+        checkpoint is left. `node`: where it started. `ready_seconds`: from the start of its
+        launcher until it ran.
     """
-    _, spec = ctx.slurm
-    released = ctx.noted(plan.name, "released")
-    if released is None:
-        job = ctx.slurm[0].job(plan.number)
+    scheduler, spec = ctx.slurm
+    if ctx.noted(plan.name, "released") is None:
+        job = scheduler.job(plan.number)
         if job is None or job.over:
-            return {"how": "ended", "state": _state(job), **_forget(ctx, plan)}
+            return {"how": "ended", **_ended(ctx, plan, job)}
         if plan.workload:
-            ctx.node.call("release", workload=plan.workload, run=ctx.run)
+            ask_of_workload(ctx, "release", workload=plan.workload, run=ctx.run)
         if job.held:
-            avoid, only = where_to(ctx, plan, spec)
-            ctx.slurm[0].release(plan.number, avoid, only)
+            excluded, only = where_to(ctx, plan, spec, job)
+            scheduler.release(plan.key, excluded, only)
         ctx.note(plan.name, "released", Verb.RELEASE, state=job.state)
     return _watch_start(ctx, plan, spec)
 
 
-def where_to(ctx: RunContext, plan: JobPlan, spec: SlurmSpec) -> tuple[str, str]:
-    """Return the node that a job must not start on, and the only one that it may."""
+def where_to(
+    ctx: RunContext, plan: JobPlan, spec: SlurmSpec, job: Job
+) -> tuple[tuple[str, ...], str]:
+    """Return the nodes that a job must not start on, and the only one that it may."""
     here = ctx.scheduler_node
-    if plan.strategy is Strategy.RESTORE and not spec.shared_state:
-        return "", here  # its checkpoint is there, and nowhere else
-    return (here, "") if plan.avoid else ("", "")
+    saved = ctx.result(Verb.CHECKPOINT, plan.name) is not None
+    if saved and not spec.shared_state:
+        return (), here  # its checkpoint is there, and nowhere else
+    # Its owner's own are kept.
+    return ((*job.excluded, here), "") if saved and plan.avoid else ((), "")
 
 
 def _watch_start(ctx: RunContext, plan: JobPlan, spec: SlurmSpec) -> dict[str, Any]:
@@ -175,7 +206,7 @@ def _watch_start(ctx: RunContext, plan: JobPlan, spec: SlurmSpec) -> dict[str, A
         if job is None or job.over:
             found = came_back(ctx, plan) if plan.workload else None
             # Short work can have come back and ended between two looks.
-            return found or {"how": "ended", "state": _state(job), **_forget(ctx, plan)}
+            return found or {"how": "ended", **_ended(ctx, plan, job)}
         if job.running:
             node = job.nodes[0] if job.nodes else ""
             if not plan.workload:
@@ -212,14 +243,24 @@ def wait_job(ctx: RunContext, plan: JobPlan, attempt: int) -> dict[str, Any]:
 
 
 def resume_job(ctx: RunContext, plan: JobPlan, attempt: int) -> dict[str, Any]:
-    """Bring a saved job back where it is, in the same job: the run has been given up."""
-    try:
-        return bring_back_parked(ctx, plan, attempt)
-    except WorkloadGone as error:
-        job = ctx.slurm[0].job(plan.number)
-        if job is not None and not job.over:
-            raise PermanentError(plan.name, f"{error.cause}, but it is {job.state}") from error
-        return {"how": "ended", "state": _state(job), **_forget(ctx, plan)}
+    """Put a job right that was not requeued: the run has been given up.
+
+    What is true is asked: its launcher may wait, or the job may never have stopped, or be in
+    the queue all the same.
+
+    Returns:
+        As `release_job`, or `how`: `untouched`.
+    """
+    found = ask_of_workload(ctx, "workload", workload=plan.workload)
+    if found["parked"]:
+        try:
+            return bring_back_parked(ctx, plan, attempt)
+        except WorkloadGone as error:
+            ctx.progress(f"{plan.name}: {error.cause}")
+    elif found["running"] and ctx.result(Verb.CHECKPOINT, plan.name) is None:
+        ask_of_workload(ctx, "release", workload=plan.workload, run=ctx.run)
+        return {"how": "untouched"}
+    return release_job(ctx, plan, attempt)
 
 
 def _there(ctx: RunContext, plan: JobPlan) -> Job:
@@ -233,14 +274,20 @@ def _state(job: Job | None) -> str:
     return "no longer known to its scheduler" if job is None else job.state
 
 
-def _forget(ctx: RunContext, plan: JobPlan) -> dict[str, Any]:
-    """Remove what this run has saved of a job that its owner has ended."""
+def _ended(ctx: RunContext, plan: JobPlan, job: Job | None) -> dict[str, Any]:
+    """Say how a job ended, and deal with what this run has saved of it."""
+    state = {"state": _state(job)}
     saved = ctx.result(Verb.CHECKPOINT, plan.name)
     if saved is None:
-        return {}
-    return ctx.node.call(
-        "images.forget", workload=plan.workload, checkpoint=saved["checkpoint"], run=ctx.run
-    )
+        return state
+    about = {"workload": plan.workload, "run": ctx.run}
+    if job is not None and job.cancelled:
+        return {
+            **state,
+            **ask_of_workload(ctx, "images.forget", checkpoint=saved["checkpoint"], **about),
+        }
+    ask_of_workload(ctx, "release", **about)
+    return {**state, "kept": saved["checkpoint"]}
 
 
 JobStep = Callable[[RunContext, JobPlan, int], dict[str, Any]]

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
-from pitstop.model.errors import PermanentError
+from pitstop.model.errors import (
+    CheckpointFailed,
+    ConnectionLost,
+    DeadlineExceeded,
+    NodeUnreachable,
+    PitstopError,
+)
 from pitstop.model.jobs import JobPlan
 from pitstop.model.words import Verb
 from pitstop.steps.context import RunContext
@@ -12,6 +19,9 @@ from pitstop.steps.saving import SLACK, checkpoint_id, save
 from pitstop.steps.specs import probes_of_policy
 
 RESTORE_DEADLINE = 3600.0
+
+GENERATION = "generation before"
+"""Under this topic the journal says which start of it was ended."""
 
 
 def checkpoint_parked(ctx: RunContext, plan: JobPlan, attempt: int) -> dict[str, Any]:
@@ -33,7 +43,13 @@ def checkpoint_parked(ctx: RunContext, plan: JobPlan, attempt: int) -> dict[str,
         "stay": True,
     }
     identifier = ctx.operation_id(Verb.CHECKPOINT, plan.name, attempt)
-    return save(ctx, plan.name, plan.workload, identifier, checkpoint, arguments)
+    try:
+        return save(ctx, plan.name, plan.workload, identifier, checkpoint, arguments)
+    except CheckpointFailed:
+        # It runs on. Cut off in the middle, the dump may have left the run's hold.
+        with suppress(PitstopError):
+            ctx.node.call("release", workload=plan.workload, run=ctx.run)
+        raise
 
 
 def bring_back_parked(ctx: RunContext, plan: JobPlan, attempt: int) -> dict[str, Any]:
@@ -44,15 +60,14 @@ def bring_back_parked(ctx: RunContext, plan: JobPlan, attempt: int) -> dict[str,
         PitstopError: it could not be brought back.
     """
     saved = ctx.result(Verb.CHECKPOINT, plan.name)
-    if saved is None:
-        raise PermanentError(plan.name, "there is no checkpoint of it in this run")
     return ctx.node.operate(
         ctx.operation_id(Verb.RESTORE, plan.name, attempt),
         "bring-back",
         {
             "workload": plan.workload,
             "run": ctx.run,
-            "checkpoint": saved["checkpoint"],
+            # Without one: the newest, of a dump whose end nobody has heard of.
+            "checkpoint": saved["checkpoint"] if saved else None,
             "deadline": RESTORE_DEADLINE,
         },
         RESTORE_DEADLINE + SLACK,
@@ -62,9 +77,11 @@ def bring_back_parked(ctx: RunContext, plan: JobPlan, attempt: int) -> dict[str,
 
 def came_back(ctx: RunContext, plan: JobPlan) -> dict[str, Any] | None:
     """Return how a launcher, on whichever node, has brought it back; None while none has."""
-    before = (ctx.result(Verb.CHECKPOINT, plan.name) or {}).get("generation", 0)
-    found = ctx.node.call("workload", workload=plan.workload)
-    if found["generation"] <= before or found["phase"] == "starting":
+    saved = ctx.result(Verb.CHECKPOINT, plan.name)
+    before = saved or ctx.noted(plan.name, GENERATION) or {"generation": 0}
+    found = ask_of_workload(ctx, "workload", workload=plan.workload)
+    # One that never ran has no time of that.
+    if found["generation"] <= before["generation"] or found["start_seconds"] is None:
         return None
     return {
         "how": found["how"],
@@ -74,3 +91,21 @@ def came_back(ctx: RunContext, plan: JobPlan) -> dict[str, Any] | None:
         "ready_seconds": found["start_seconds"],
         "boot_id": found["boot_id"],
     }
+
+
+def ask_of_workload(ctx: RunContext, call: str, **arguments: Any) -> dict[str, Any]:
+    """Ask what the run's node knows of a workload; where that is shared, any node does.
+
+    A node that does not come back from its maintenance must keep no job in the queue.
+
+    Raises:
+        PitstopError: nobody answers.
+    """
+    try:
+        return ctx.node.call(call, **arguments)
+    except (NodeUnreachable, ConnectionLost, DeadlineExceeded):
+        peer = ctx.peer
+        if peer is None:
+            raise
+        ctx.progress(f"{ctx.plan.node} does not answer; {peer.name} is asked instead")
+        return peer.call(call, **arguments)

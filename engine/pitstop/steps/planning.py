@@ -69,7 +69,7 @@ def make_plan(
     )
     no_go = (
         *_no_go(found, workloads),
-        *no_go_of_scheduler(scheduler),
+        *no_go_of_scheduler(scheduler, declared),
         *unreachable(plan),
     )
     return plan.model_copy(update={"go": not no_go, "no_go": no_go})

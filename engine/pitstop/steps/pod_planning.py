@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
 
@@ -15,10 +17,11 @@ from pitstop.fleet.kubernetes.scheduler import Kubernetes
 from pitstop.fleet.node import RemoteNode
 from pitstop.model.jobs import JobPlan, JobPolicy, PodPlan
 from pitstop.model.kubernetes import KubernetesSpec
+from pitstop.model.plain import is_name
 from pitstop.model.plan import SchedulerPlan
 from pitstop.model.site import Site
 from pitstop.model.words import Strategy
-from pitstop.steps.scheduler_planning import NO_RUN, blockers_of, inspect, predicted_for
+from pitstop.steps.scheduler_planning import NO_RUN, blockers_of, inspect, peer_of, predicted_for
 
 
 def plan_kubernetes(
@@ -38,8 +41,9 @@ def plan_kubernetes(
             blocked = evacuation.rehearse(choices)
         except NoDryRun:
             blocked = {}  # what would be refused is known only when it is asked for
+    named = Counter(workload for choice in choices for workload in choice.workloads)
     jobs = [
-        _plan_workload(site, spec, node, changes, choice, workload)
+        _plan_workload(site, spec, node, changes, choice, workload, named[workload] > 1)
         for choice in choices
         for workload in choice.workloads
     ]
@@ -50,6 +54,7 @@ def plan_kubernetes(
         claim=standing.claim.value,
         reason=standing.reason,
         state=standing.state,
+        peer=peer_of(site, node.name, spec.shared_state),
         jobs=tuple(jobs),
         pods=tuple(_plan_pod(choice, refused, blocked) for choice in choices),
     )
@@ -72,6 +77,7 @@ def _plan_workload(
     changes: Mapping[str, str],
     choice: PodChoice,
     workload: str,
+    twice: bool,
 ) -> JobPlan:
     policy = policy_of(site, workload)
     inspected = inspect(node, workload, policy)
@@ -79,16 +85,20 @@ def _plan_workload(
     why_not = "; ".join(blockers_of(inspected)) or "; ".join(
         f"invalid here: {difference}" for difference in verdict.invalid
     )
-    if not spec.shared_state and not choice.pod.pinned:
+    if twice:
+        why_not = "two pods say that they are it"
+    elif workload in site.workloads and node.name in site.workloads[workload].placement:
+        why_not = "site.yaml places it on this node as well: give it no placement there"
+    elif not spec.shared_state and not choice.pod.pinned:
         why_not = (
             "its checkpoint would lie on this node alone, and a new pod may start elsewhere, "
             "cold: pin it by nodeSelector kubernetes.io/hostname, or share the state directory"
         )
-    if not inspected["running"]:
+    elif not inspected["running"]:
         why_not = f"it does not run under the launcher here: {inspected['why_not']}"
     return JobPlan(
         kind="pod",
-        name=f"pod-{workload}"[:63],
+        name=_name(workload),
         key=choice.pod.key,
         title=workload,
         user=choice.pod.namespace,
@@ -102,6 +112,13 @@ def _plan_workload(
         fingerprint=inspected["fingerprint"],
         predicted=verdict.to_json(),
     )
+
+
+def _name(workload: str) -> str:
+    name = f"pod-{workload}"
+    if is_name(name):
+        return name
+    return f"pod-{workload[:40]}-{hashlib.sha256(workload.encode()).hexdigest()[:16]}"
 
 
 def _plan_pod(choice: PodChoice, refused: Mapping[str, str], blocked: Mapping[str, str]) -> PodPlan:

@@ -7,17 +7,31 @@ both. The pod that its controller makes in its place runs the launcher again, wh
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pitstop.decide.attempts import standing
-from pitstop.model.errors import NotDrained, PermanentError, WorkloadGone
+from pitstop.model.errors import (
+    CheckpointFailed,
+    NotDrained,
+    PermanentError,
+    Refused,
+    WorkloadGone,
+)
 from pitstop.model.jobs import JobPlan
 from pitstop.model.kubernetes import KubernetesSpec
 from pitstop.model.words import Verb
 from pitstop.steps.context import RunContext
-from pitstop.steps.parked import bring_back_parked, came_back, checkpoint_parked
+from pitstop.steps.parked import (
+    ask_of_workload,
+    bring_back_parked,
+    came_back,
+    checkpoint_parked,
+)
+
+if TYPE_CHECKING:
+    from pitstop.fleet.kubernetes.choice import PodChoice
 
 INTERVAL = 1.0
 """Seconds between looks at a workload that is to come back."""
@@ -58,7 +72,9 @@ def evict_node(ctx: RunContext) -> dict[str, Any]:
     planned = {pod.uid for pod in ctx.plan.scheduler.pods}
     node = ctx.scheduler_node
     with _evacuation(ctx) as evacuation:
-        choices = [c for c in evacuation.plan_pods(node) if c.pod.uid in planned]
+        now = evacuation.plan_pods(node)
+        choices = [choice for choice in now if choice.pod.uid in planned]
+        _refuse_changed(ctx, choices)
         found = evacuation.evict(
             node, ctx.run, choices, progress=ctx.progress, saved=_dealt_with(ctx)
         )
@@ -70,9 +86,32 @@ def evict_node(ctx: RunContext) -> dict[str, Any]:
     }
 
 
+def _refuse_changed(ctx: RunContext, choices: Sequence[PodChoice]) -> None:
+    """What was to be left must not be evicted because it looks different by now.
+
+    Raises:
+        Refused: one does.
+    """
+    assert ctx.plan.scheduler is not None  # noqa: S101  # asked only with one
+    left = {pod.uid for pod in ctx.plan.scheduler.pods if pod.action == "leave"}
+    changed = [c.pod.key for c in choices if c.pod.uid in left and c.action.value != "leave"]
+    if changed:
+        raise Refused(ctx.plan.node, f"planned to be left, and different now: {changed[0]}")
+
+
 def checkpoint_pod(ctx: RunContext, plan: JobPlan, attempt: int) -> dict[str, Any]:
-    """Save what runs in a pod; its launcher waits there."""
-    return checkpoint_parked(ctx, plan, attempt)
+    """Save what runs in a pod; its launcher waits there.
+
+    Raises:
+        WorkloadGone: it has ended, as its own record says.
+        PitstopError: it was not saved, and runs on.
+    """
+    try:
+        return checkpoint_parked(ctx, plan, attempt)
+    except WorkloadGone as error:
+        if ctx.node.call("workload", workload=plan.workload)["running"]:
+            raise CheckpointFailed(plan.name, error.cause) from error
+        raise
 
 
 def release_pod(ctx: RunContext, plan: JobPlan, attempt: int) -> dict[str, Any]:
@@ -82,13 +121,13 @@ def release_pod(ctx: RunContext, plan: JobPlan, attempt: int) -> dict[str, Any]:
         As `pitstop.steps.jobs.release_job`. Where a new pod runs, its node is known only as
         this one or another.
     """
-    found = ctx.node.call("workload", workload=plan.workload)
+    found = ask_of_workload(ctx, "workload", workload=plan.workload)
     if found["parked"]:
         try:
             return {**bring_back_parked(ctx, plan, attempt), "node": ctx.scheduler_node}
         except WorkloadGone:
             ctx.progress(f"{plan.name}: its pod was ended; a new one brings it back")
-    ctx.node.call("release", workload=plan.workload, run=ctx.run)
+    ask_of_workload(ctx, "release", workload=plan.workload, run=ctx.run)
     end = time.monotonic() + ctx.scheduler_spec.start_deadline
     while True:
         back = came_back(ctx, plan)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pitstop.decide.gate import predict
@@ -11,7 +11,7 @@ from pitstop.fleet.scheduler import MARK, Claim
 from pitstop.model.fingerprint import Fingerprint
 from pitstop.model.jobs import JobPolicy
 from pitstop.model.plan import SchedulerPlan
-from pitstop.model.site import Site
+from pitstop.model.site import Node, Site
 from pitstop.model.slurm import SlurmSpec
 from pitstop.model.verdict import Verdict
 from pitstop.model.words import Strategy
@@ -44,10 +44,13 @@ def plan_scheduler(
     return plan_kubernetes(site, spec, node, changes)
 
 
-def no_go(plan: SchedulerPlan | None) -> list[str]:
-    """Return what forbids the run."""
+def no_go(plan: SchedulerPlan | None, declared: Collection[str]) -> list[str]:
+    """Return what forbids the run; `declared` are the site's own workloads on the node."""
     if plan is None:
         return []
+    clashes = sorted({job.name for job in plan.jobs} & set(declared))
+    if clashes:
+        return [f"{clashes[0]} is a workload of site.yaml and a job's name here: rename it"]
     reasons = [
         f"{job.name} ({job.title}): {job.reason}"
         for job in plan.jobs
@@ -77,3 +80,9 @@ def predicted_for(site: Site, inspected: Mapping[str, Any], changes: Mapping[str
         return Verdict()
     saved = Fingerprint.from_json(inspected["fingerprint"])
     return predict(saved, changes, site.policy.tolerate)
+
+
+def peer_of(site: Site, node: str, shared: bool) -> dict[str, Node]:
+    """Return another node that sees the same workloads; empty where there is none."""
+    others = {name: spec for name, spec in site.nodes.items() if name != node}
+    return dict(list(others.items())[:1]) if shared else {}

@@ -7,10 +7,11 @@ from typing import Any
 
 from pitstop.fleet.scheduler import MARK, Claim, JobScheduler, Standing
 from pitstop.model.errors import NotDrained, Refused
-from pitstop.model.words import Verb
+from pitstop.model.words import Strategy, Verb
 from pitstop.steps.context import RunContext
 from pitstop.steps.pods import refuse_late_pods
 from pitstop.steps.runbook_steps import maintenance_begun
+from pitstop.steps.specs import probes_of_policy
 
 INTERVAL = 1.0
 """Seconds between looks at a node: a scheduler sends no events."""
@@ -33,6 +34,32 @@ def refuse_if_claimed(ctx: RunContext) -> None:
     if found.claim is Claim.FOREIGN and found.reason.startswith(MARK):
         other = found.reason.removeprefix(MARK)
         raise Refused(ctx.plan.node, f"drained by run {other}", f"pitstop resume {other}")
+
+
+def refuse_if_unsavable(ctx: RunContext) -> None:
+    """Look once more at what is to be saved: the plan may be hours old.
+
+    One that has ended meanwhile is no obstacle.
+
+    Raises:
+        Refused: something cannot be saved any more, or another run holds it.
+    """
+    planned = [job for job in ctx.plan.jobs if job.strategy is Strategy.RESTORE]
+    asked = {
+        job.workload: {"probes": probes_of_policy(job.policy), "pid_file": None} for job in planned
+    }
+    found = ctx.node.call("inspect", workloads=asked)["workloads"] if asked else {}
+    for job in planned:
+        now = found[job.workload]
+        if now["holder"] not in ("", ctx.run):
+            raise Refused(job.name, f"held by run {now['holder']}")
+        if now["running"] and now["blockers"]:
+            blocker = now["blockers"][0]
+            raise Refused(
+                job.name,
+                f"cannot be saved any more: {blocker['what']} at {blocker['where']}",
+                "make a new plan",
+            )
 
 
 def drain_node(ctx: RunContext) -> dict[str, Any]:

@@ -8,6 +8,7 @@ the same branches: that is how a run is resumed.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Literal
 
 from pitstop.decide.attempts import WITHOUT_CONTACT
@@ -42,13 +43,21 @@ class Sequence:
         try:
             return self._run()
         except OutOfContact as lost:
+            self._free_jobs()
             return self._end("partial", f"its effect is unknown: {lost.cause}")
+
+    def _free_jobs(self) -> None:
+        """Keep no job in the queue because the node does not come back: it was empty of them."""
+        if any(e.kind == "step.started" and e.verb == Verb.MAINTAIN for e in self._ctx.events()):
+            with contextlib.suppress(OutOfContact):  # the step has recorded it
+                self._jobs.bring_back_all()
 
     def _run(self) -> RunResult:
         try:
             self._close_node()
-            self._jobs.prepare_all()
+            self._jobs.wait_all()
             self._drain_all()
+            self._jobs.signal_all()
             self._save_all()
             self._jobs.move_all()
             self._evict_pods()
@@ -225,6 +234,7 @@ class Sequence:
         try:
             self._perform(Verb.QUARANTINE, self._node)
         except PitstopError as failure:
+            self._jobs.bring_back_all()
             return self._end("partial", f"{error}; and no quarantine could be set: {failure}")
         if valid:
             self._bring_back_all()

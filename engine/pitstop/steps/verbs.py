@@ -37,6 +37,7 @@ def _precheck(ctx: RunContext, _subject: str, _attempt: int) -> dict[str, Any]:
     """
     scheduling.refuse_if_claimed(ctx)
     found = ctx.node.call("inspect", workloads=inspect_arguments(ctx.plan))
+    scheduling.refuse_if_unsavable(ctx)
     quarantine = found.get("quarantine")
     if quarantine:
         raise Refused(

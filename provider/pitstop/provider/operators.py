@@ -218,6 +218,8 @@ class JobsOperator(PitstopOperator):
             while (due := _due_job(ctx)) is not None:
                 try:
                     execute(ctx, due.verb, due.subject)
+                    if isinstance(ctx.node, DeferringNode):
+                        ctx.node.out_of_time = False  # that was said of this step alone
                     done.append(f"{due.verb.value} {due.subject}")
                 except Pending as pending:
                     self.wait_for(ctx, pending, due.verb)
@@ -225,6 +227,8 @@ class JobsOperator(PitstopOperator):
                     if error.retryable and may_retry(ctx, due.verb, due.subject):
                         raise
                     failed.append(str(error))
+                    if isinstance(ctx.node, DeferringNode):
+                        ctx.node.out_of_time = False
         if failed:
             raise AirflowFailException("; ".join(failed))
         if not done:
@@ -248,9 +252,11 @@ class FinishOperator(PitstopOperator):
         with self.opened(context) as ctx:
             found = next_step(ctx)
             if isinstance(found, Due):
+                job = ctx.plan.job(found.subject) is not None
+                task = "the tasks named jobs_*" if job else "that task"
                 raise AirflowFailException(
                     f"the run stands before {found.verb.value} of {found.subject}: "
-                    f"clear that task, or pitstop resume {ctx.run}"
+                    f"clear {task}, or pitstop resume {ctx.run}"
                 )
             if found.state != "done":
                 raise AirflowFailException(f"{found.state}: {found.cause}")

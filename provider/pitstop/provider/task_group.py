@@ -69,8 +69,9 @@ def maintenance_task_group(
             scheduler=scheduler,
             pitstop_conn_id=pitstop_conn_id,
         )
-        closing = [step(Verb.PRECHECK, node), *of_node(Verb.DRAIN), *jobs("jobs_prepare")]
-        before = _in_line(plan, [*closing, *(step(Verb.DRAIN, w) for w in workloads)])
+        closing = [step(Verb.PRECHECK, node), *of_node(Verb.DRAIN), *jobs("jobs_wait")]
+        draining = [*(step(Verb.DRAIN, w) for w in workloads), *jobs("jobs_signal")]
+        before = _in_line(plan, [*closing, *draining])
         for workload in workloads:
             before = _save(step, workload, before)
         before = _in_line(before, [*jobs("jobs_move"), *of_node(Verb.EVICT)])

@@ -173,5 +173,6 @@ def test_every_verb_of_the_sequence_has_its_task() -> None:
     }
     assert tasks() == expected | {"plan", "finish"}
     assert tasks(scheduler=True) - tasks() == {
-        *("drain", "jobs_prepare", "jobs_move", "evict", "return_to_service", "jobs_bring_back")
+        *("drain", "jobs_wait", "jobs_signal", "jobs_move", "evict"),
+        *("return_to_service", "jobs_bring_back"),
     }

@@ -60,7 +60,7 @@ def test_jobs_go_through_it(connected: SlurmRuns, airflow_db: str) -> None:
     assert state == "success", states
     # No workload of the site lies between, so the jobs are moved by the first of their tasks.
     assert taken(states) == {
-        *("plan", "precheck", "drain", "jobs_prepare"),
+        *("plan", "precheck", "drain", "jobs_wait"),
         *("maintain", "validate", "return_to_service", "jobs_bring_back", "finish"),
     }
     with closing(open_run(runs.home, "dag")) as ctx:

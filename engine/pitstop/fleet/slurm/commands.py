@@ -112,46 +112,53 @@ def show_job_text(job: int) -> list[str]:
     ]
 
 
-def signal_job(job: int, signal: str, batch: bool) -> list[str]:
+def signal_job(job: str, signal: str, batch: bool) -> list[str]:
     """Return the command that signals a job: its steps, or its batch script alone.
 
     Without `--batch` the script gets nothing, its steps do (scancel's manual).
     """
-    return ["scancel", f"--signal={signal}", *(["--batch"] if batch else []), str(job)]
+    _check_job(job)
+    return ["scancel", f"--signal={signal}", *(["--batch"] if batch else []), job]
 
 
-def requeue_job(job: int) -> list[str]:
+def requeue_job(job: str) -> list[str]:
     """Return the command that puts a job back into the queue, held.
 
     It does so also with a job that was cancelled a moment ago: look first.
     """
-    return ["scontrol", "requeuehold", str(job)]
+    _check_job(job)
+    return ["scontrol", "requeuehold", job]
 
 
-def hold_job(job: int) -> list[str]:
+def hold_job(job: str) -> list[str]:
     """Return the command that keeps a waiting job from starting."""
-    return ["scontrol", "hold", str(job)]
+    _check_job(job)
+    return ["scontrol", "hold", job]
 
 
-def release_job(job: int) -> list[str]:
+def release_job(job: str) -> list[str]:
     """Return the command that lets a held job start."""
-    return ["scontrol", "release", str(job)]
+    _check_job(job)
+    return ["scontrol", "release", job]
 
 
-def start_now(job: int) -> list[str]:
+def start_now(job: str) -> list[str]:
     """Return the command that ends the wait of about two minutes after a requeue."""
+    _check_job(job)
     return ["scontrol", "update", f"JobId={job}", "StartTime=now"]
 
 
-def exclude_nodes(job: int, nodes: Sequence[str]) -> list[str]:
+def exclude_nodes(job: str, nodes: Sequence[str]) -> list[str]:
     """Return the command that keeps a waiting job off these nodes, and off no other."""
+    _check_job(job)
     for node in nodes:
         _check_node(node)
     return ["scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(nodes)}"]
 
 
-def require_nodes(job: int, node: str) -> list[str]:
+def require_nodes(job: str, node: str) -> list[str]:
     """Return the command that lets a waiting job start on one node only."""
+    _check_job(job)
     _check_node(node)
     return ["scontrol", "update", f"JobId={job}", f"ReqNodeList={node}"]
 
@@ -206,3 +213,12 @@ def _check_node(node: str) -> None:
     """One node: `gpu[1-9]`, `ALL` and `a,b` would be many."""
     if not is_name(node) or node.upper() == "ALL":
         raise BadInput(node, "cannot be the name of one node of Slurm")
+
+
+def _check_job(job: str) -> None:
+    """One job, or one task of an array.
+
+    The last task of an array has the array's own number, and by that all tasks would be meant.
+    """
+    if re.fullmatch(r"[0-9]+(_[0-9]+)?", job, re.ASCII) is None:
+        raise BadInput(job, "cannot be the number of one job of Slurm")

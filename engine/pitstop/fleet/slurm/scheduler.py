@@ -126,32 +126,31 @@ class Slurm(JobScheduler):
         parts = [record for record in records if number in (record.whole, record.job_id)]
         return joined(number, parts) if parts else None
 
-    def signal(self, number: int, signal: str, batch: bool) -> None:
+    def signal(self, key: str, signal: str, batch: bool) -> None:
         """Signal a job; see `JobScheduler.signal`."""
-        self._run(commands.signal_job(number, signal, batch))
+        self._run(commands.signal_job(key, signal, batch))
 
-    def requeue(self, number: int) -> None:
+    def requeue(self, key: str) -> None:
         """Put a job back into the queue, held; see `JobScheduler.requeue`.
 
         Slurm does so even with a job that was cancelled a moment ago, so whoever asks has
         looked; nothing in Slurm makes the two one step.
         """
-        self._run(commands.requeue_job(number))
+        self._run(commands.requeue_job(key))
 
-    def hold(self, number: int) -> None:
+    def hold(self, key: str) -> None:
         """Keep a waiting job from starting; see `JobScheduler.hold`."""
-        self._run(commands.hold_job(number))
+        self._run(commands.hold_job(key))
 
-    def release(self, number: int, avoid: str = "", only: str = "") -> None:
+    def release(self, key: str, excluded: Sequence[str] = (), only: str = "") -> None:
         """Let a held job start; see `JobScheduler.release`."""
-        if avoid:
-            job = self.job(number)
-            before = job.excluded if job else ()  # its owner's own are kept
-            self._run(commands.exclude_nodes(number, (*before, avoid)))
+        if excluded:
+            self._run(commands.exclude_nodes(key, excluded))
         if only:
-            self._run(commands.require_nodes(number, only))
-        self._run(commands.release_job(number))
-        self._run(commands.start_now(number))
+            self._run(commands.require_nodes(key, only))
+        # While it is held: once it is released it may run before the second command comes.
+        self._run(commands.start_now(key))
+        self._run(commands.release_job(key))
 
     def look(self, node: str, run: str) -> Standing:
         """Say how a node stands; see `Scheduler.look`."""
@@ -299,7 +298,7 @@ def joined(number: int, parts: Sequence[SlurmJob]) -> Job:
     ends = [part.end for part in parts if part.end is not None]
     return Job(
         number=number,
-        key=first.key if len(parts) == 1 else str(number),
+        key=str(first.whole) if "+" in first.key else first.key,
         name=first.name,
         user=first.user,
         nodes=tuple(dict.fromkeys(node for part in parts for node in part.nodes)),
@@ -309,6 +308,7 @@ def joined(number: int, parts: Sequence[SlurmJob]) -> Job:
         waiting=all(part.state.base == "PENDING" and not part.state.holds_node for part in parts),
         held=any(part.held for part in parts),
         over=all(part.state.over for part in parts),
+        cancelled=any(part.state.base == "CANCELLED" for part in parts),
         ends=min(ends, default=None),
         # A part of which Slurm does not say so must not be taken for one that may.
         requeue=_all(part.requeue for part in parts),
