@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from contextlib import closing
 from pathlib import Path
 
@@ -42,6 +44,63 @@ def test_cancelled_when_it_is_saved_and_its_launcher_waits(runs: SlurmRuns) -> N
     assert (result.state, one(result).outcome) == ("done", Outcome.UNTOUCHED)
     assert runs.cluster.state(job) in ("", "CANCELLED")
     assert runs.images(f"counter-{job}") == []
+
+
+def test_a_checkpoint_that_nobody_can_verify_where_it_lands(runs: SlurmRuns) -> None:
+    """Without the keys its launcher starts it cold, and the report says why."""
+    job = runs.counter()
+    state = runs.cluster.lab.root / "nodes"
+
+    def lose_the_launcher(verb: Verb, _subject: str) -> None:
+        if verb is Verb.RELEASE:
+            for name in ("n1", "n2", "n3"):
+                keys = state / name / "state" / "keys"
+                keys.rename(keys.with_name("keys-away"))
+
+    try:
+        result = runs.run(runs.plan(), lose_the_launcher)
+    finally:
+        for name in ("n1", "n2", "n3"):
+            keys = state / name / "state" / "keys-away"
+            if (keys.with_name("keys")).exists():
+                shutil.rmtree(keys.with_name("keys"))
+            keys.rename(keys.with_name("keys"))
+    assert one(result).outcome is Outcome.COLD_STARTED, (result.cause, one(result).cause)
+    assert "no key" in one(result).cause or "trusts" in one(result).cause
+    assert runs.cluster.state(job) == "RUNNING"
+
+
+def test_a_saved_job_that_dies_with_its_launcher_keeps_its_checkpoint(runs: SlurmRuns) -> None:
+    job = runs.counter()
+
+    def kill(verb: Verb, _subject: str) -> None:
+        if verb is Verb.REQUEUE:
+            record = runs.slurm.shared / "workloads" / f"counter-{job}" / "record.json"
+            launcher = json.loads(record.read_text())["launcher_pid"]
+            runs.cluster.lab.node(NODE).run(["kill", "-KILL", str(launcher)])
+            runs.cluster.until(lambda: runs.cluster.state(job) in ("", "FAILED"), "it failed")
+
+    result = runs.run(runs.plan(), kill)
+    assert (result.state, one(result).outcome) == ("partial", None)
+    assert "is kept" in one(result).cause
+    assert [image.endswith("sealed") for image in runs.images(f"counter-{job}")] == [True]
+
+
+def test_the_last_task_of_an_array_is_not_the_array(runs: SlurmRuns) -> None:
+    """It has the array's own number: by that all its siblings would be requeued with it."""
+    runs.changes["others"] = {"not_launched": "requeue"}
+    array = runs.cluster.submit("--array=0-1", "--time=60", "--cpus-per-task=8", "--exclude=n1")
+    both = ("squeue", "-h", f"--jobs={array}", "--states=R", "--format=%A %N")
+    runs.cluster.until(lambda: len(runs.cluster.run(*both).splitlines()) == 2, "both tasks run")
+    at = dict(line.split() for line in runs.cluster.run(*both).splitlines())
+    assert sorted(at.values()) == ["n2", "n3"]
+    result = runs.run(runs.plan(node=at[array]))
+    assert (result.state, one(result).name) == ("done", f"job-{array}")
+    assert one(result).outcome is Outcome.REQUEUED
+    shown = runs.cluster.run("scontrol", "-o", "show", "job", array)
+    restarts = {line.split()[0]: "Restarts=1" in line for line in shown.splitlines()}
+    assert sorted(restarts.values()) == [False, True]
+    assert restarts[f"JobId={array}"]
 
 
 def test_cancelled_before_anything(runs: SlurmRuns) -> None:
@@ -163,6 +222,7 @@ def test_a_driver_that_dies_before_and_after_every_step(runs: SlurmRuns) -> None
 
 def test_the_node_dies_when_a_job_is_saved_and_not_requeued_yet(runs: SlurmRuns) -> None:
     """Slurm requeues it, and its launcher elsewhere waits until the run lets go of it."""
+    runs.changes["drain_deadline"] = 3  # a node without power is not called empty
     job = runs.counter()
     node = runs.cluster.lab.node(NODE)
 
@@ -171,6 +231,7 @@ def test_the_node_dies_when_a_job_is_saved_and_not_requeued_yet(runs: SlurmRuns)
             return
         node.power_cut()
         runs.cluster.run("scontrol", "update", f"NodeName={NODE}", "State=DOWN", "Reason=no power")
+        runs.cluster.wait_job(job, "PENDING", 60)
         runs.cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
         runs.cluster.wait_job(job, "RUNNING", 60)
         node.boot()

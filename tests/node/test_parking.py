@@ -14,6 +14,7 @@ import pytest
 from pitstop.images.checkpoint import State
 from pitstop.model.errors import DeadlineExceeded, WorkloadGone
 from pitstop.node.files import GRAIN, size_and_time, wait_complete
+from pitstop.node.launch import Report
 from pitstop.node.parking import bring_back, is_parked
 from pitstop.node.record import Phase, launched_here
 from tests.rigs.engine import WORKLOAD, Engine, Launched, state_letter, until
@@ -113,6 +114,19 @@ def test_a_workload_that_ends_by_itself_does_not_park(in_job: Engine) -> None:
     os.kill(launched.root, signal.SIGKILL)
     assert launched.wait() != 0
     assert in_job.record().phase is Phase.ENDED
+
+
+def test_whoever_asked_may_be_gone_when_it_is_told(tmp_path: Path) -> None:
+    """Its pipe is broken then: no reason to end what was just restored, once and for all."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    report = Report(writer)
+    report.say({"running": True})
+    file = (tmp_path / "other").open("wb")
+    assert file.fileno() == writer  # the number is another file's by now
+    report.say({"failed": "later"})
+    file.close()
+    assert (tmp_path / "other").read_bytes() == b""
 
 
 def test_what_runs_here_is_listed_with_its_job(in_job: Engine) -> None:
