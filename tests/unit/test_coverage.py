@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -565,6 +565,7 @@ def test_without_polars_it_says_what_to_install(
     assert "pitstop[coverage]" in output
 
 
+@settings(max_examples=15)  # each makes a plan of its own in polars
 @given(st.binary(max_size=300))
 def test_any_bytes_are_an_answer_or_an_error(
     tmp_path_factory: pytest.TempPathFactory, raw: bytes

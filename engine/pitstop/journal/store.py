@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import threading
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,12 @@ from pitstop.model.errors import BadInput
 from pitstop.model.event import Event, Kind
 from pitstop.model.plain import is_name
 from pitstop.model.plan import Plan
+
+TIMEOUT = 60.0
+"""Seconds that others may keep the database locked."""
+
+AGAIN = 0.02
+"""Seconds until a lock is asked for again that SQLite does not wait for."""
 
 _metadata = sa.MetaData()
 
@@ -49,7 +57,7 @@ class Journal:
         Raises:
             BadInput: there is something else at that place, or it cannot be written.
         """
-        self._engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": 60})
+        self._engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": TIMEOUT})
         self._lock = threading.Lock()
         sa.event.listen(self._engine, "connect", _configure)
         sa.event.listen(self._engine, "begin", _begin_immediate)
@@ -182,7 +190,7 @@ def _configure(connection: Any, _record: Any) -> None:
     # SQLAlchemy, not the driver, says where transactions begin (see _begin_immediate).
     connection.isolation_level = None
     cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
+    _enter_wal_mode(cursor)
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()
@@ -212,3 +220,20 @@ def _refuse_again(table: str, same: str) -> str:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def _enter_wal_mode(cursor: Any) -> None:
+    """Switch a new database over; it stays so.
+
+    Where several do that at once SQLite says "locked" at once, whatever its timeout is.
+    """
+    end = time.monotonic() + TIMEOUT
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > end:
+                raise
+            time.sleep(AGAIN)
+        else:
+            return
