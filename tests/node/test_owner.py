@@ -66,8 +66,9 @@ def test_it_runs_as_its_user_and_goes_on_as_its_user(engine: Engine, sudo: dict[
     assert found == {"workload": THEIRS, "user": "nobody", "job": "7"}
     if not may_read_limits():
         # So it is in many containers. It must be said, and the workload must run on.
-        with pytest.raises(CheckpointFailed, match="rlimit"):
+        with pytest.raises(CheckpointFailed, match="rlimit") as caught:
             engine.save(workload=THEIRS)
+        assert caught.value.hint.startswith("the workload runs on; root lacks CAP_SYS_RESOURCE")
         before = said(engine)
         until(lambda: len(said(engine)) > len(before), "it runs on")
         end(first)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pitstop.decide.failures import Where, hint_of
 from pitstop.images.checkpoint import Checkpoint, Mark, State, sync_images
 from pitstop.images.digest import digest_directory
 from pitstop.images.signing import Keys
@@ -229,6 +230,7 @@ class _Checkpointer:
             raise CheckpointFailed(
                 self.order.workload,
                 "; ".join(lines[:5]) or f"CRIU ended with status {status} and named no error",
+                hint_of(lines, Where.DUMP),
             )
 
     def _ended_at_boundary(self, subject_: Subject) -> bool:
@@ -277,8 +279,8 @@ class _Checkpointer:
         self._keep_log(checkpoint)
         self.store.discard(checkpoint)
         self.files.release(self.order.run)
-        if isinstance(error, PitstopError) and not error.hint:
-            error.hint = "the workload runs on"
+        if isinstance(error, PitstopError):
+            error.hint = "; ".join(filter(None, ("the workload runs on", error.hint)))
 
     def _keep_log(self, checkpoint: Checkpoint) -> None:
         """Keep CRIU's log of a failed dump: it is the only evidence there is."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from pitstop.decide.failures import Where, hint_of
 from pitstop.images.checkpoint import Checkpoint, Mark, State
 from pitstop.images.signing import Keys
 from pitstop.images.store import Store
@@ -166,8 +167,8 @@ class Restorer:
         causes = "; ".join(lines[:5]) or "CRIU failed and named no error"
         # Only before the checkpoint is used up is there anything left to try again with.
         if "Address already in use" in causes and self.checkpoint.state() is State.SEALED:
-            return PortTaken(self._wanted.workload, causes, "find out who listens there: ss -tlnp")
-        return RestoreFailed(self._wanted.workload, causes)
+            return PortTaken(self._wanted.workload, causes, hint_of(lines, Where.RESTORE))
+        return RestoreFailed(self._wanted.workload, causes, hint_of(lines, Where.RESTORE))
 
     def _consume(self) -> bool:
         """Use the checkpoint up: the last thing before the restored processes run."""
