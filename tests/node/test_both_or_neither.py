@@ -119,7 +119,7 @@ def test_disk_fills_up_during_the_dump(engine: Engine, small_disk: Callable[[int
     fill = ["dd", "if=/dev/zero", f"of={filler}", "bs=1M", "count=144"]
     with pytest.raises(CheckpointFailed, match="No space left") as failure:
         engine.save(probes={"engine": {"command": fill}})
-    assert failure.value.hint .startswith("the workload runs on; the disk is full")
+    assert failure.value.hint.startswith("the workload runs on; the disk is full")
     assert engine.store().all() == []
     filler.unlink()
     workload.runs_on()
