@@ -41,7 +41,7 @@ class Kubelet:
 
     def start(self) -> None:
         self._thread.start()
-        until(lambda: self._answers(), "the pod serves")
+        until(self._answers, "the pod serves", pause=0.2)
 
     def close(self) -> None:
         self._over.set()

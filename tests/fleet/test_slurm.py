@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import pytest
 
@@ -15,10 +16,13 @@ from pitstop.fleet.slurm.scheduler import Slurm, SlurmRefused
 from pitstop.fleet.transport import Completed
 from pitstop.model.errors import BadInput, PermanentError, PitstopError, Refused
 from pitstop.model.words import Shape
-from tests.rigs.engine import until
+from tests.rigs.engine import until as until_soon
 from tests.rigs.slurm import CONTROLLER, GPUS, NODES, InNode, SlurmRig
 
 RUN = "run-7"
+
+# Each look at a cluster is some processes.
+until = partial(until_soon, pause=0.2)
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def until(found: Callable[[], Any], what: str, seconds: float = 20) -> Any:
+def until(found: Callable[[], Any], what: str, seconds: float = 20, pause: float = 0.01) -> Any:
     """Ask for what sends no event until it is true, and return it."""
     deadline = time.monotonic() + seconds
     while True:
@@ -63,7 +63,7 @@ def until(found: Callable[[], Any], what: str, seconds: float = 20) -> Any:
             return value
         if time.monotonic() > deadline:
             pytest.fail(f"not within {seconds:g} s: {what}")
-        time.sleep(0.005)
+        time.sleep(pause)
 
 
 def state_letter(pid: int) -> str:

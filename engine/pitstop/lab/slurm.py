@@ -25,8 +25,8 @@ GPUS = 4
 FOLLOW = 5.0
 """Seconds of one wait for a node's boot."""
 
-LOOK_AGAIN = 0.05
-"""Seconds between looks: Slurm sends no events."""
+LOOK_AGAIN = 0.25
+"""Seconds between looks: Slurm sends no events, and each look is three processes."""
 
 _CONF = """
 ClusterName=lab
