@@ -104,17 +104,27 @@ class NginxRouter(Router):
             raise PermanentError(f"router {self.name}", f"{' '.join(argv)}: {said[-500:]}")
 
     def _workers(self) -> tuple[set[int], set[int]]:
-        """Return the PIDs of the workers that take requests, and of those that only finish."""
+        """Return the PIDs of the workers that take requests, and of those that only finish.
+
+        A worker that was forked a moment ago still bears its master's title: it is waited for.
+        """
+        end = time.monotonic() + self._spec.deadline
+        while not (workers := self._titled()):
+            if time.monotonic() > end:
+                raise TemporaryError(
+                    f"router {self.name}", f"{self._spec.pid_file}: it has no workers"
+                )
+            time.sleep(PAUSE)
+        leaving = {pid for pid, title in workers.items() if title.endswith(_LEAVING)}
+        return set(workers) - leaving, leaving
+
+    def _titled(self) -> dict[int, str]:
         said = self._machine.children(self._spec.pid_file, self._spec.deadline)
         try:
             found = {int(pid): str(title) for pid, title in json.loads(said)}
         except (ValueError, TypeError) as error:
             raise NotUnderstood(f"router {self.name}", f"its processes: {error}") from error
-        workers = {pid: title for pid, title in found.items() if title.startswith(_WORKER)}
-        if not workers:
-            raise TemporaryError(f"router {self.name}", f"{self._spec.pid_file}: it has no workers")
-        leaving = {pid for pid, title in workers.items() if title.endswith(_LEAVING)}
-        return set(workers) - leaving, leaving
+        return {pid: title for pid, title in found.items() if title.startswith(_WORKER)}
 
     def _text(self) -> str:
         return self._machine.read(self._spec.file, self._spec.deadline)
