@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import threading
 import uuid
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from pitstop.decide.outcome import result_of
-from pitstop.steps.runs import open_run
+from pitstop.steps.runs import has_run, open_run
 from tests.provider.runs.test_maintenance import taken, through
+from tests.rigs.engine import until
 from tests.rigs.slurm_site import NODE, SlurmRuns
 
 DAG_FILE = """
@@ -55,8 +58,13 @@ def test_jobs_go_through_it(connected: SlurmRuns, airflow_db: str) -> None:
     counter = runs.counter()
     saves = runs.slurm.submit_ranks("saves-itself")
     runs.cluster.wait_job(saves, "RUNNING")
-    short = runs.submit("sleep 8", "--job-name=short", "--time=1")
+    stop = runs.home / "stop"
+    until_told = f"until [ -e {stop} ]; do sleep 0.2; done"
+    short = runs.submit(until_told, "--job-name=short", "--time=1")
+    teller = threading.Thread(target=when_planned, args=(runs, stop))
+    teller.start()
     state, states = dag(runs, airflow_db, scheduler=True)
+    teller.join()
     assert state == "success", states
     # No workload of the site lies between, so the jobs are moved by the first of their tasks.
     assert taken(states) == {
@@ -71,6 +79,12 @@ def test_jobs_go_through_it(connected: SlurmRuns, airflow_db: str) -> None:
     runs.counts()
     assert runs.is_one_process()
     assert not runs.node_line().startswith("drain")
+
+
+def when_planned(runs: SlurmRuns, stop: Path) -> None:
+    """End the job that is waited for once it is in a plan."""
+    until(lambda: has_run(runs.home, "dag"), "the run is planned", 120, pause=0.2)
+    stop.touch()
 
 
 def test_a_graph_without_tasks_for_jobs_is_refused(connected: SlurmRuns, airflow_db: str) -> None:
