@@ -87,6 +87,15 @@ def standing(events: Sequence[Event], verb: Verb, subject: str) -> Standing:
     return Standing(result, failure, failures, recent, attempt)
 
 
+def cause_of(events: Sequence[Event], subject: str, choice: str) -> str:
+    """Return the cause of the last decision of that kind; empty without one."""
+    for event in reversed(events):
+        about = event.kind == "decision" and event.subject == subject
+        if about and event.data.get("choice") == choice:
+            return str(event.data.get("cause", ""))
+    return ""
+
+
 def is_final(retryable: bool, recent_failures: int, retries: int) -> bool:
     """Tell whether a failure ends the step.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from pitstop.decide.attempts import effect_unknown, standing
+from pitstop.decide.attempts import cause_of, effect_unknown, standing
 from pitstop.model.errors import EndedInDump
 from pitstop.model.event import Event
 from pitstop.model.jobs import JobPlan
@@ -67,7 +67,7 @@ def _outcome(
         return None, f"{failure['cause']}; its job was not started again"
     if effect_unknown(failure):
         return None, f"whether it was saved is not known: {failure['cause'] if failure else ''}"
-    return Outcome.UNTOUCHED, _why_untouched(job, events)
+    return Outcome.UNTOUCHED, cause_of(events, job.name, "leave") or "it was never stopped"
 
 
 def _ended(found: Mapping[str, Any]) -> tuple[Outcome | None, str]:
@@ -95,14 +95,6 @@ def _came_back(job: JobPlan, node: str, back: Mapping[str, Any]) -> tuple[Outcom
     if where and where != node:
         return Outcome.MIGRATED, f"restored on {where}"
     return Outcome.RESTORED, ""
-
-
-def _why_untouched(job: JobPlan, events: Sequence[Event]) -> str:
-    for event in reversed(events):
-        about = event.kind == "decision" and event.subject == job.name
-        if about and event.data.get("choice") == "leave":
-            return str(event.data.get("cause", ""))
-    return "it was never stopped"
 
 
 def _frozen(job: JobPlan, events: Sequence[Event]) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pitstop.decide.strategy import Choice
+from pitstop.decide.strategy import Choice, invalid_here
 from pitstop.model.jobs import JobPolicy, OnJob
 from pitstop.model.verdict import Verdict
 from pitstop.model.words import Shape, Strategy
@@ -50,7 +50,7 @@ def choose_for_job(facts: JobFacts, policy: JobPolicy) -> Choice:
         return _by_policy(policy.not_launched, why, facts, policy)
     if facts.predicted.valid:
         return Choice(Strategy.RESTORE, "the declared changes keep its fingerprint")
-    found = "; ".join(f"invalid here: {d}" for d in facts.predicted.invalid)
+    found = invalid_here(facts.predicted)
     return Choice(Strategy.RESTORE, f"{found}; {facts.elsewhere} fits, so it starts there")
 
 
@@ -81,8 +81,7 @@ def _why_not_saved(facts: JobFacts) -> str:
     if facts.blockers:
         return f"cannot be saved: {'; '.join(facts.blockers)}"
     if not facts.predicted.valid and not facts.elsewhere:
-        found = "; ".join(f"invalid here: {d}" for d in facts.predicted.invalid)
-        return f"{found}, and no other node is known that it fits"
+        return f"{invalid_here(facts.predicted)}, and no other node is known that it fits"
     return ""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal
 
-from pitstop.decide.attempts import effect_unknown, standing
+from pitstop.decide.attempts import cause_of, effect_unknown, standing
 from pitstop.decide.job_outcome import job_result
 from pitstop.model.errors import EndedInDump
 from pitstop.model.event import Event
@@ -63,7 +63,7 @@ def _workload(plan: WorkloadPlan, events: Sequence[Event]) -> WorkloadResult:
     if outcome is Outcome.UNTOUCHED:
         outcome, cause = _not_moved(plan, events)
     if outcome is Outcome.COLD_STARTED:
-        cause = _decision(events, name, "cold-start") or plan.reason
+        cause = cause_of(events, name, "cold-start") or plan.reason
     return WorkloadResult(
         name=name,
         outcome=outcome,
@@ -109,7 +109,7 @@ def _not_moved(plan: WorkloadPlan, events: Sequence[Event]) -> tuple[Outcome | N
             return None, f"{failure['cause']}; its launch is known, and it was not started again"
         if effect_unknown(failure) and verb is not Verb.DRAIN:
             return None, f"whether it still runs is not known: {failure['cause']}"
-    left = _decision(events, name, "leave")
+    left = cause_of(events, name, "leave")
     if left:
         return Outcome.UNTOUCHED, left
     if plan.strategy is Strategy.LEAVE:
@@ -119,15 +119,6 @@ def _not_moved(plan: WorkloadPlan, events: Sequence[Event]) -> tuple[Outcome | N
 
 def _where(plan: WorkloadPlan) -> str:
     return ", ".join(sorted(plan.spec.placement))
-
-
-def _decision(events: Sequence[Event], subject: str, choice: str) -> str:
-    """Return the cause of the last decision of that kind."""
-    for event in reversed(events):
-        about = event.kind == "decision" and event.subject == subject
-        if about and event.data.get("choice") == choice:
-            return str(event.data.get("cause", ""))
-    return ""
 
 
 def _frozen(events: Sequence[Event], name: str, restored: dict[str, Any] | None) -> float | None:

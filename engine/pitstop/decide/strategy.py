@@ -17,6 +17,11 @@ class Choice:
     reason: str
 
 
+def invalid_here(predicted: Verdict) -> str:
+    """Say why a checkpoint will not be valid on this node; empty if it will be."""
+    return "; ".join(f"invalid here: {difference}" for difference in predicted.invalid)
+
+
 def choose(
     shape: Shape,
     running: bool,
@@ -44,9 +49,7 @@ def choose(
         )
     if not predicted.valid:
         # A dump would be worthless after the change, so none is made.
-        return Choice(
-            Strategy.COLD_START, "; ".join(f"invalid here: {d}" for d in predicted.invalid)
-        )
+        return Choice(Strategy.COLD_START, invalid_here(predicted))
     if blockers:
         found = "; ".join(blockers)
         if on_checkpoint_failure is OnCheckpointFailure.COLD_START:

@@ -21,7 +21,7 @@ from pitstop.model.site import Site
 from pitstop.model.slurm import SlurmSpec
 from pitstop.model.words import Shape, Strategy
 from pitstop.steps.scheduler_planning import NO_RUN, blockers_of, inspect, peer_of, predicted_for
-from pitstop.steps.specs import probes_of_policy
+from pitstop.steps.specs import probes_of
 
 
 def plan_slurm(
@@ -141,7 +141,7 @@ class _Planner:
 
     def _fits(self, other: RemoteNode, saved: Fingerprint, policy: JobPolicy) -> bool:
         with closing(other):
-            found = other.call("fingerprint", probes=probes_of_policy(policy))["fingerprint"]
+            found = other.call("fingerprint", probes=probes_of(policy))["fingerprint"]
         present = Fingerprint.from_json(found)
         return compare(saved, present, self._site.policy.tolerate).valid
 

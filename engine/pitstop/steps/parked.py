@@ -16,7 +16,7 @@ from pitstop.model.jobs import JobPlan
 from pitstop.model.words import Verb
 from pitstop.steps.context import RunContext
 from pitstop.steps.saving import SLACK, checkpoint_id, save
-from pitstop.steps.specs import probes_of_policy
+from pitstop.steps.specs import probes_of
 
 RESTORE_DEADLINE = 3600.0
 
@@ -38,7 +38,7 @@ def checkpoint_parked(ctx: RunContext, plan: JobPlan, attempt: int) -> dict[str,
         "node": ctx.plan.node,
         "shape": plan.shape.value,
         "connections": plan.policy.connections.value,
-        "probes": probes_of_policy(plan.policy),
+        "probes": probes_of(plan.policy),
         "tolerate": list(ctx.plan.policy.tolerate),
         "stay": True,
     }

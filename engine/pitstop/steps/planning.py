@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pitstop.decide.gate import predict
 from pitstop.decide.shape import shape_of
 from pitstop.decide.strategy import choose
 from pitstop.fleet.node import RemoteNode
 from pitstop.model.errors import BadInput
-from pitstop.model.fingerprint import Fingerprint
 from pitstop.model.maintenance import Maintenance
 from pitstop.model.plan import Plan, WorkloadPlan
 from pitstop.model.site import Site
@@ -18,8 +16,8 @@ from pitstop.model.words import Strategy
 from pitstop.model.workload import Workload
 from pitstop.report.runbook import bind, parse_runbook
 from pitstop.steps.routing import unreachable
+from pitstop.steps.scheduler_planning import blockers_of, plan_scheduler, predicted_for
 from pitstop.steps.scheduler_planning import no_go as no_go_of_scheduler
-from pitstop.steps.scheduler_planning import plan_scheduler
 from pitstop.steps.specs import inspect_argument
 
 
@@ -79,13 +77,13 @@ def _plan_workload(
     name: str, spec: Workload, found: Mapping[str, Any], changes: Mapping[str, str], site: Site
 ) -> WorkloadPlan:
     shape = shape_of(spec.placement)
-    verdict = predict(Fingerprint.from_json(found["fingerprint"]), changes, site.policy.tolerate)
+    verdict = predicted_for(site, found, changes)
     blockers = tuple(found["blockers"])
     choice = choose(
         shape,
         bool(found["running"]),
         str(found["why_not"]),
-        [f"{b['what']} at {b['where']}: {b['why']}" for b in blockers],
+        blockers_of(found),
         verdict,
         spec.policy.on_checkpoint_failure,
     )

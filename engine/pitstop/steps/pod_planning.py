@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import closing
 
 from pitstop.decide.shape import shape_of
+from pitstop.decide.strategy import invalid_here
 from pitstop.fleet.kubernetes.api import Api
 from pitstop.fleet.kubernetes.choice import Action, PodChoice
 from pitstop.fleet.kubernetes.connection import connect
@@ -82,9 +83,7 @@ def _plan_workload(
     policy = policy_of(site, workload)
     inspected = inspect(node, workload, policy)
     verdict = predicted_for(site, inspected, changes)
-    why_not = "; ".join(blockers_of(inspected)) or "; ".join(
-        f"invalid here: {difference}" for difference in verdict.invalid
-    )
+    why_not = "; ".join(blockers_of(inspected)) or invalid_here(verdict)
     if twice:
         why_not = "two pods say that they are it"
     elif workload in site.workloads and node.name in site.workloads[workload].placement:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from pitstop.model.errors import CheckpointFailed, EndedInDump, Interrupted
+from pitstop.model.errors import CheckpointFailed, EndedInDump, Interrupted, Refused
 from pitstop.model.plain import is_name
 from pitstop.steps.context import RunContext
 
@@ -23,6 +23,31 @@ def checkpoint_id(subject: str, run: str, attempt: int) -> str:
         return name
     digest = hashlib.sha256(f"{subject}.{run}".encode()).hexdigest()[:16]
     return f"{subject[:30]}.{digest}.{attempt}"
+
+
+def refuse_if_held(ctx: RunContext, subject: str, now: Mapping[str, Any]) -> None:
+    """Leave alone what another run holds; `now` is what the node says of it.
+
+    Raises:
+        Refused: one does.
+    """
+    if now["holder"] not in ("", ctx.run):
+        raise Refused(subject, f"held by run {now['holder']}")
+
+
+def refuse_if_blocked(subject: str, now: Mapping[str, Any]) -> None:
+    """Leave alone what was planned to be saved and cannot be any more.
+
+    Raises:
+        Refused: it is so; of what does not run nothing is known to be in the way.
+    """
+    if now["blockers"]:
+        blocker = now["blockers"][0]
+        raise Refused(
+            subject,
+            f"cannot be saved any more: {blocker['what']} at {blocker['where']}",
+            "make a new plan",
+        )
 
 
 def save(

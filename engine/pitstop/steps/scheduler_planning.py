@@ -15,7 +15,7 @@ from pitstop.model.site import Node, Site
 from pitstop.model.slurm import SlurmSpec
 from pitstop.model.verdict import Verdict
 from pitstop.model.words import Strategy
-from pitstop.steps.specs import probes_of_policy
+from pitstop.steps.specs import inspect_argument
 
 NO_RUN = ""
 """No run has an empty id, so whatever is drained at planning is somebody else's."""
@@ -64,7 +64,7 @@ def no_go(plan: SchedulerPlan | None, declared: Collection[str]) -> list[str]:
 
 def inspect(node: RemoteNode, workload: str, policy: JobPolicy) -> dict[str, Any]:
     """Look at what runs under the launcher, without touching it."""
-    asked = {workload: {"probes": probes_of_policy(policy), "pid_file": None}}
+    asked = {workload: inspect_argument(policy)}
     found: dict[str, Any] = node.call("inspect", workloads=asked)["workloads"][workload]
     return found
 

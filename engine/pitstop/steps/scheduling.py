@@ -11,7 +11,8 @@ from pitstop.model.words import Strategy, Verb
 from pitstop.steps.context import RunContext
 from pitstop.steps.pods import refuse_late_pods
 from pitstop.steps.runbook_steps import maintenance_begun
-from pitstop.steps.specs import probes_of_policy
+from pitstop.steps.saving import refuse_if_blocked, refuse_if_held
+from pitstop.steps.specs import inspect_argument
 
 INTERVAL = 1.0
 """Seconds between looks at a node: a scheduler sends no events."""
@@ -45,21 +46,11 @@ def refuse_if_unsavable(ctx: RunContext) -> None:
         Refused: something cannot be saved any more, or another run holds it.
     """
     planned = [job for job in ctx.plan.jobs if job.strategy is Strategy.RESTORE]
-    asked = {
-        job.workload: {"probes": probes_of_policy(job.policy), "pid_file": None} for job in planned
-    }
+    asked = {job.workload: inspect_argument(job.policy) for job in planned}
     found = ctx.node.call("inspect", workloads=asked)["workloads"] if asked else {}
     for job in planned:
-        now = found[job.workload]
-        if now["holder"] not in ("", ctx.run):
-            raise Refused(job.name, f"held by run {now['holder']}")
-        if now["running"] and now["blockers"]:
-            blocker = now["blockers"][0]
-            raise Refused(
-                job.name,
-                f"cannot be saved any more: {blocker['what']} at {blocker['where']}",
-                "make a new plan",
-            )
+        refuse_if_held(ctx, job.name, found[job.workload])
+        refuse_if_blocked(job.name, found[job.workload])
 
 
 def drain_node(ctx: RunContext) -> dict[str, Any]:

@@ -74,19 +74,18 @@ class Sequence:
 
     def _close_node(self) -> None:
         """Keep new jobs away first: what comes later would not be in the plan."""
-        if self._ctx.plan.scheduler is None:
-            return
-        try:
-            self._perform(Verb.DRAIN, self._node)
-        except PitstopError as error:
-            raise self._give_up(error) from error
+        if self._ctx.plan.scheduler is not None:
+            self._perform_or_give_up(Verb.DRAIN)
 
     def _evict_pods(self) -> None:
         scheduler = self._ctx.plan.scheduler
-        if scheduler is None or not isinstance(scheduler.spec, KubernetesSpec):
-            return
+        if scheduler is not None and isinstance(scheduler.spec, KubernetesSpec):
+            self._perform_or_give_up(Verb.EVICT)
+
+    def _perform_or_give_up(self, verb: Verb) -> None:
+        """Perform a step on the node without which there is no maintenance."""
         try:
-            self._perform(Verb.EVICT, self._node)
+            self._perform(verb, self._node)
         except PitstopError as error:
             raise self._give_up(error) from error
 

@@ -18,20 +18,11 @@ def plain(model: Model) -> dict[str, Any]:
     return model.model_dump(mode="json", by_alias=True)
 
 
-def probes_of(spec: Workload) -> dict[str, Any]:
-    """Return where engine and model version are read."""
+def probes_of(spec: Workload | JobPolicy) -> dict[str, Any]:
+    """Return where engine and model version of a workload or a scheduler's job are read."""
     return {
         name: plain(probe)
         for name, probe in (("engine", spec.engine), ("model", spec.model))
-        if probe is not None
-    }
-
-
-def probes_of_policy(policy: JobPolicy) -> dict[str, Any]:
-    """Return where engine and model version of a scheduler's job are read."""
-    return {
-        name: plain(probe)
-        for name, probe in (("engine", policy.engine), ("model", policy.model))
         if probe is not None
     }
 
@@ -41,9 +32,10 @@ def inspect_arguments(plan: Plan) -> dict[str, Any]:
     return {w.name: inspect_argument(w.spec) for w in plan.workloads}
 
 
-def inspect_argument(spec: Workload) -> dict[str, Any]:
-    """Return the arguments to inspect one workload with."""
-    return {"probes": probes_of(spec), "pid_file": spec.pid_file}
+def inspect_argument(spec: Workload | JobPolicy) -> dict[str, Any]:
+    """Return the arguments to inspect one workload with; a job's is under the launcher."""
+    pid_file = spec.pid_file if isinstance(spec, Workload) else None
+    return {"probes": probes_of(spec), "pid_file": pid_file}
 
 
 def checkpoint_arguments(

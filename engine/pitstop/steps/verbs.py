@@ -16,7 +16,13 @@ from pitstop.steps.jobs import JOB_VERBS
 from pitstop.steps.pods import POD_VERBS, evict_node
 from pitstop.steps.routing import close_at_router, look_at_routers, open_at_router, still_closed
 from pitstop.steps.runbook_steps import rollback, run_phase
-from pitstop.steps.saving import SLACK, checkpoint_id, save
+from pitstop.steps.saving import (
+    SLACK,
+    checkpoint_id,
+    refuse_if_blocked,
+    refuse_if_held,
+    save,
+)
 from pitstop.steps.specs import (
     bring_up_arguments,
     checkpoint_arguments,
@@ -54,15 +60,9 @@ def _precheck(ctx: RunContext, _subject: str, _attempt: int) -> dict[str, Any]:
                 f"planned as {planned}, and now: {now['why_not'] or 'it runs'}",
                 "make a new plan",
             )
-        if now["holder"] not in ("", ctx.run):
-            raise Refused(workload.name, f"held by run {now['holder']}")
-        if workload.strategy is Strategy.RESTORE and now["blockers"]:
-            blocker = now["blockers"][0]
-            raise Refused(
-                workload.name,
-                f"cannot be saved any more: {blocker['what']} at {blocker['where']}",
-                "make a new plan",
-            )
+        refuse_if_held(ctx, workload.name, now)
+        if workload.strategy is Strategy.RESTORE:
+            refuse_if_blocked(workload.name, now)
     return {**found, "routers": look_at_routers(ctx.plan)}
 
 

@@ -213,13 +213,12 @@ class JobsOperator(PitstopOperator):
         done: list[str] = []
         failed: list[str] = []
         with self.opened(context) as ctx:
-            if isinstance(ctx.node, DeferringNode):
-                ctx.node.out_of_time = out_of_time
             while (due := _due_job(ctx)) is not None:
+                if isinstance(ctx.node, DeferringNode):
+                    ctx.node.out_of_time = out_of_time
+                out_of_time = False  # that is said of the first step alone
                 try:
                     execute(ctx, due.verb, due.subject)
-                    if isinstance(ctx.node, DeferringNode):
-                        ctx.node.out_of_time = False  # that was said of this step alone
                     done.append(f"{due.verb.value} {due.subject}")
                 except Pending as pending:
                     self.wait_for(ctx, pending, due.verb)
@@ -227,8 +226,6 @@ class JobsOperator(PitstopOperator):
                     if error.retryable and may_retry(ctx, due.verb, due.subject):
                         raise
                     failed.append(str(error))
-                    if isinstance(ctx.node, DeferringNode):
-                        ctx.node.out_of_time = False
         if failed:
             raise AirflowFailException("; ".join(failed))
         if not done:
