@@ -168,9 +168,7 @@ class ParkedGpus:
             raise self._failed(f"pid {new[0]} came to CUDA while the others were being locked")
 
     def _failed(self, cause: str) -> CheckpointFailed:
-        return CheckpointFailed(
-            self._files.name, cause, hint_of(cause.split("; "), Where.DUMP)
-        )
+        return CheckpointFailed(self._files.name, cause, hint_of(cause.split("; "), Where.DUMP))
 
     def _over(self) -> None:
         clear_mark(self._files)
