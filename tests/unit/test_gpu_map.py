@@ -51,7 +51,10 @@ def all_alike(count: int) -> Linked:
     return lambda _one, _other: count
 
 
-def links(gpus: Sequence[Gpu], nvlinks: Linked = all_alike(18)) -> list[Link]:
+SWITCHED = all_alike(18)
+
+
+def links(gpus: Sequence[Gpu], nvlinks: Linked = SWITCHED) -> list[Link]:
     return [
         Link(str(one.uuid.value), str(other.uuid.value), Fact(str(nvlinks(i, j))), Fact("ok"))
         for (i, one), (j, other) in itertools.combinations(enumerate(gpus), 2)
@@ -371,11 +374,7 @@ inventories = st.builds(
     Inventory,
     st.sampled_from(list(Answer)),
     st.text(max_size=3),
-    facts,
-    facts,
-    facts,
-    facts,
-    facts,
+    *(facts,) * 6,
     st.lists(gpus_, max_size=2).map(tuple),
     st.lists(st.builds(Link, st.just("a"), st.just("b"), facts, facts, facts)).map(tuple),
 )

@@ -255,6 +255,18 @@ def support_of(driver: str | None, machine: str) -> Support:
     )
 
 
+class Kind(StrEnum):
+    """What an obstacle is about.
+
+    `broken`: GPUs or driver do not work as they should. `driver`: it works, and cannot save
+    state. `setting`: it could, but not as GPUs are set up or used.
+    """
+
+    BROKEN = "broken"
+    DRIVER = "driver"
+    SETTING = "setting"
+
+
 @dataclass(frozen=True, slots=True)
 class Obstacle:
     """Something of a node that keeps GPU state from being saved.
@@ -264,6 +276,7 @@ class Obstacle:
         why: what follows from it, with its reference. `fix`: what to do.
     """
 
+    kind: Kind
     what: str
     where: str
     why: str
@@ -316,11 +329,12 @@ def _no_answer(inventory: Inventory) -> Obstacle:
         Answer.CRASH: ("the driver's library crashes", f"{_LOOK}; reboot the node"),
         Answer.HANG: ("the driver does not answer", f"{_LOOK}; reboot the node"),
     }.get(inventory.answer, ("NVML does not answer", _LOOK))
-    return Obstacle("the driver", "NVML", f"{why} ({words})", fix)
+    return Obstacle(Kind.BROKEN, "the driver", "NVML", f"{why} ({words})", fix)
 
 
 def _mismatch(inventory: Inventory) -> Obstacle:
     return Obstacle(
+        Kind.BROKEN,
         "driver and library of different versions",
         f"library {inventory.library}, module {inventory.loaded}",
         "the driver was upgraded while the old module stayed loaded: a checkpoint would mix "
@@ -341,10 +355,12 @@ def _driver(inventory: Inventory, machine: str) -> Iterator[Obstacle]:
     where = f"driver {inventory.driver}"
     support = support_of(inventory.driver.value, machine)
     if support.unknown:
-        yield Obstacle("an unknown driver", where, support.unknown, _LOOK)
+        fix = _LOOK if support.driver is None else "a driver and machine of docs/gpu-support.md"
+        yield Obstacle(Kind.DRIVER, "an unknown driver", where, support.unknown, fix)
     elif support.denied is not None:
         denied = support.denied
         yield Obstacle(
+            Kind.DRIVER,
             "a driver that is known to fail",
             where,
             f"{denied.why} ({denied.sources[0]})",
@@ -353,6 +369,7 @@ def _driver(inventory: Inventory, machine: str) -> Iterator[Obstacle]:
     elif not support.has(Feature.API):
         first = since_of(Feature.API).branches[machine]
         yield Obstacle(
+            Kind.DRIVER,
             "a driver that is too old",
             where,
             support.why_not(Feature.API),
@@ -364,6 +381,7 @@ def _gpu(gpu: Gpu) -> Iterable[Obstacle]:
     where = gpu.label
     if gpu.lost:
         yield Obstacle(
+            Kind.BROKEN,
             "a lost GPU",
             where,
             "it has fallen off the bus, and the driver's calls may hang (NVIDIA: Xid Errors, 79)",
@@ -371,18 +389,24 @@ def _gpu(gpu: Gpu) -> Iterable[Obstacle]:
         )
         return
     if gpu.mig.value is None:
-        yield Obstacle("an unknown MIG mode", where, f"it could not be read ({gpu.mig})", _LOOK)
+        yield Obstacle(
+            Kind.SETTING, "an unknown MIG mode", where, f"it could not be read ({gpu.mig})", _LOOK
+        )
     elif gpu.mig.value not in (OFF, NOT_SUPPORTED):
         yield Obstacle(
+            Kind.SETTING,
             f"MIG {gpu.mig.value}",
             where,
             "the state of slices cannot be saved (cuda-checkpoint#42)",
             "a node without MIG, or a cold start",
         )
     if gpu.mps.value is None:
-        yield Obstacle("unknown use of MPS", where, f"it could not be read ({gpu.mps})", _LOOK)
+        yield Obstacle(
+            Kind.SETTING, "unknown use of MPS", where, f"it could not be read ({gpu.mps})", _LOOK
+        )
     elif gpu.mps.value != OFF:
         yield Obstacle(
+            Kind.SETTING,
             "the Multi-Process Service",
             where,
             "state that goes through an MPS server cannot be saved (criu: plugins/cuda/README.md)",
@@ -392,4 +416,6 @@ def _gpu(gpu: Gpu) -> Iterable[Obstacle]:
 
 def _none(inventory: Inventory) -> Iterable[Obstacle]:
     if not inventory.gpus:
-        yield Obstacle("no GPU", f"driver {inventory.driver}", "the driver shows none", _LOOK)
+        yield Obstacle(
+            Kind.BROKEN, "no GPU", f"driver {inventory.driver}", "the driver shows none", _LOOK
+        )

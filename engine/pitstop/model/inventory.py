@@ -204,6 +204,7 @@ class Inventory:
             fit to the module.
         loaded: the version of the kernel's module; `none` when none is loaded.
         cuda: the newest CUDA that the driver knows, such as `13.0`.
+        cards: NVIDIA GPUs on the PCI bus, whether a driver drives them or not.
         mps_control: the control daemon of the Multi-Process Service: `on` or `off`.
         gpus: in NVML's order; never to be relied on.
         links: one for each pair of GPUs that are not lost.
@@ -215,6 +216,7 @@ class Inventory:
     library: Fact = NOT_READ
     loaded: Fact = NOT_READ
     cuda: Fact = NOT_READ
+    cards: Fact = NOT_READ
     mps_control: Fact = NOT_READ
     gpus: tuple[Gpu, ...] = ()
     links: tuple[Link, ...] = ()
@@ -264,7 +266,7 @@ class Inventory:
         )
 
 
-_NODE_FACTS = ("driver", "library", "loaded", "cuda", "mps_control")
+_NODE_FACTS = ("driver", "library", "loaded", "cuda", "cards", "mps_control")
 
 EMPTY = Inventory(
     Answer.NONE,
@@ -273,6 +275,7 @@ EMPTY = Inventory(
     library=Fact(NONE),
     loaded=Fact(NONE),
     cuda=Fact(NONE),
+    cards=Fact("0"),
     mps_control=Fact(OFF),
 )
 """A node without a GPU."""
