@@ -209,6 +209,13 @@ class EmulatedGpus:
         """The device nodes, by the path each has on a machine with an NVIDIA driver."""
         return {f"/dev/{node.name}": node for node in sorted((self.root / "dev").iterdir())}
 
+    def mounts(self) -> dict[str, str]:
+        """What a node of a lab has to show at which path, to have these GPUs and no other."""
+        return {
+            str(DEFAULT): str(self.root),
+            **{at: str(one) for at, one in self.devices().items()},
+        }
+
     def fault(
         self, call: str, kind: str, value: int = 0, pid: int | None = None, nth: int | None = None
     ) -> None:
