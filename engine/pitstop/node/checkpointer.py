@@ -26,6 +26,7 @@ from pitstop.node import answers, blockers, cancelling, criu, processes, subject
 from pitstop.node.clock import now, running_seconds
 from pitstop.node.cuda.mark import read_mark
 from pitstop.node.cuda.parking import ParkedGpus, recover, refuse_if_suspended
+from pitstop.node.gpu_users import gpu_blockers
 from pitstop.node.inventory import take_fingerprint
 from pitstop.node.locks import Lock, held, wait_until_free
 from pitstop.node.parking import STAY
@@ -170,16 +171,20 @@ class _Checkpointer:
             return self._take(subject_, gpus)
 
     def _take(self, subject_: Subject, gpus: ParkedGpus) -> dict[str, Any]:
-        found = blockers.scan(
-            subject_.tree, self.store.directory, gpus.pids, sum(gpus.holds.values())
-        )
+        found = [
+            *blockers.scan(
+                subject_.tree, self.store.directory, gpus.pids, sum(gpus.holds.values())
+            ),
+            *(gpu_blockers(gpus.inventory) if gpus.processes else ()),
+        ]
         if found:
             raise CheckpointFailed(
                 self.order.workload, "; ".join(str(b) for b in found[:5]), "it runs on, untouched"
             )
         if self.order.proof is not None:
             self.proof = answers.proof_answer(self.order.proof)
-        fingerprint = take_fingerprint(self.order.probes).to_json()
+        inventory = gpus.inventory if gpus.processes else None
+        fingerprint = take_fingerprint(self.order.probes, inventory).to_json()
         self.files.hold(self.order.run)
         # From here a request to stop waits until it is asked for where no is safe.
         with cancelling.deferred():

@@ -63,10 +63,11 @@ def read_mark(files: WorkloadState) -> GpuMark | None:
     written = read_json(files.directory / FILE)
     if written is None or written["boot_id"] != boot_id():
         return None
+    [root] = _identities([written["root"]])
     mark = GpuMark(
         written["what"],
         str(written["run"]),
-        *_identities([written["root"]]),
+        root,
         _identities(written["processes"]),
         written["data"],
     )
