@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +17,10 @@ import pytest
 
 from pitstop.lab.errors import LabError
 from pitstop.lab.node import LabNode
+from pitstop.lab.syscalls import CLONE_NEWNET, setns
 from pitstop.node import criu
 from tests.rigs.gpu_calls import CallFailed, GpuCalls
-from tests.rigs.gpu_workload import GpuWorkload, request
+from tests.rigs.gpu_workload import GpuWorkload, request, wait_until_it_serves
 from tests.rigs.gpus import DEFAULT, EmulatedGpus, NvmlError, build, pairs
 from tests.rigs.lab import MakeLab
 
@@ -201,11 +203,11 @@ def refuse(calls: GpuCalls, gpus: EmulatedGpus, pid: int, mapping: object) -> No
 
 
 def test_a_restore_without_room_leaves_the_process_stuck(calls: GpuCalls, tmp_path: Path) -> None:
-    gpus = EmulatedGpus(tmp_path / "gpus", gpus=1, memory=100 << 20)
-    with GpuWorkload(gpus, "--bytes", str(40 << 20)) as workload:
+    gpus = EmulatedGpus(tmp_path / "gpus", gpus=1, memory=40 << 20)
+    with GpuWorkload(gpus, "--bytes", str(16 << 20)) as workload:
         (pid,) = workload.pids
         save(calls, gpus, pid)
-        with GpuWorkload(gpus, "--bytes", str(60 << 20)), pytest.raises(CallFailed, match="OUT_OF"):
+        with GpuWorkload(gpus, "--bytes", str(8 << 20)), pytest.raises(CallFailed, match="OUT_OF"):
             calls.cuda(gpus, pid, "restore")
         with pytest.raises(CallFailed, match="CUDA_ERROR_OPERATING_SYSTEM"):
             calls.cuda(gpus, pid, "restore")
@@ -242,29 +244,28 @@ def test_faults_are_made_when_and_where_they_are_ordered(
             calls.cuda(gpus, two, "checkpoint")
 
 
-def test_a_lock_can_kill_the_process_and_a_call_its_caller(gpus: EmulatedGpus) -> None:
-    with GpuWorkload(gpus) as workload, GpuCalls(gpus.environment()) as caller:
-        (pid,) = workload.pids
-        gpus.fault("lock", "die")
+def test_a_lock_can_kill_the_process(calls: GpuCalls, gpus: EmulatedGpus) -> None:
+    gpus.fault("lock", "die")
+    with GpuWorkload(gpus) as workload:
         with pytest.raises(CallFailed, match="CUDA_ERROR_OPERATING_SYSTEM"):
-            caller.cuda(gpus, pid, "lock")
+            calls.cuda(gpus, workload.pids[0], "lock")
         assert workload.process.wait(20) == 1, "a job whose rank has died is over"
+    assert gpus.used(0) == 0
+
+
+def test_a_call_can_hang_beside_the_callers_other_threads_or_kill_it(gpus: EmulatedGpus) -> None:
+    """The bindings let go of Python's lock during these calls."""
+    with GpuWorkload(gpus, "--processes", "2") as workload, GpuCalls(gpus.environment()) as caller:
+        one, two = workload.pids
+        gpus.fault("lock", "hang", pid=one)
+        gpus.fault("lock", "hang_target", pid=two)
+        for pid, kind in ((one, "hang"), (two, "hang_target")):
+            assert caller.beside(gpus, pid, "lock", kind) == 1000
+            assert caller.cuda(gpus, pid, "state") == "running"
         gpus.fault("get_state", "die_caller")
         with pytest.raises(EOFError, match=str(-signal.SIGSEGV)):
-            caller.cuda(gpus, pid, "state")
-    assert gpus.trace()[-1].result == "die_caller"
-
-
-@pytest.mark.parametrize("kind", ["hang", "hang_target"])
-def test_a_call_that_hangs_does_not_stop_the_callers_other_threads(
-    gpus: EmulatedGpus, kind: str
-) -> None:
-    """The bindings let go of Python's lock during these calls."""
-    gpus.fault("lock", kind)
-    with GpuWorkload(gpus) as workload, GpuCalls(gpus.environment()) as caller:
-        (pid,) = workload.pids
-        assert caller.beside(gpus, pid, "lock") == 1000
-        assert caller.cuda(gpus, pid, "state") == "running"
+            caller.cuda(gpus, one, "state")
+    assert [one.result for one in gpus.trace() if one.call == "lock"] == ["hang", "hang_target"]
 
 
 def test_an_upgrade_without_a_reload_stops_new_processes_only(
@@ -275,10 +276,15 @@ def test_an_upgrade_without_a_reload_stops_new_processes_only(
         assert workload.step()[0]["gpus"][0]["intact"]
         with pytest.raises(CallFailed, match="NVMLError_LibRmVersionMismatch"):
             calls.nvml(gpus, "nvmlSystemGetDriverVersion")
-        with GpuCalls(gpus.environment()) as new:
-            assert new.init(gpus) == 803
-            gpus.load()
-            assert new.init(gpus) == 0
+        new = subprocess.run(
+            [build() / "gpu-workload"],
+            env={**os.environ, **gpus.environment()},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "cuInit: CUDA error 803" in new.stderr
+        gpus.load()
         assert calls.nvml(gpus, "nvmlSystemGetDriverVersion") == "590.44.01"
         assert calls.nvml(gpus, "nvmlSystemGetCudaDriverVersion_v2") == 13010
 
@@ -322,13 +328,19 @@ null = os.open("/dev/null", os.O_RDWR)
 for number in (0, 1, 2): os.dup2(null, number)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-ASK = """
-import sys, time, urllib.request
-for turn in range(400):
-    try: answer = urllib.request.urlopen(f"http://127.0.0.1:7001{sys.argv[1]}", timeout=30); break
-    except OSError: time.sleep(0.05)  # nothing tells when another process listens
-print(answer.read().decode("latin-1"))
-"""
+PORT = 7001
+
+
+def ask(node: LabNode, path: str = "/") -> bytes:
+    """A request in the node's network, by a thread that joins it."""
+
+    def wait_and_ask() -> bytes:
+        setns(node.netns, CLONE_NEWNET)
+        wait_until_it_serves(PORT)
+        return request(PORT, path)
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(wait_and_ask).result()
 
 
 def seen_from_outside(node: LabNode, inside: int) -> int:
@@ -354,11 +366,8 @@ def test_criu_carries_a_checkpointed_tree_to_other_gpus_and_no_other_tree(
     )
     source, target = lab.nodes
     old, new = machines.values()
-    workload = [str(build() / "gpu-workload"), "--port", "7001", "--processes", "2"]
+    workload = [str(build() / "gpu-workload"), "--port", str(PORT), "--processes", "2"]
     source.run([sys.executable, "-c", START, *workload])
-
-    def ask(node: LabNode, path: str = "/") -> str:
-        return node.run([sys.executable, "-c", ASK, path])
 
     ranks = json.loads(ask(source))["ranks"]
     memory = [ask(source, f"/memory/{rank}/0") for rank in (0, 1)]

@@ -56,13 +56,9 @@ class GpuCalls:
         """
         return self._ask(gpus, "nvml", name, *arguments)
 
-    def init(self, gpus: EmulatedGpus) -> int:
-        """Call cuInit here; returns its error."""
-        return int(self._ask(gpus, "init"))
-
-    def beside(self, gpus: EmulatedGpus, pid: int, name: str) -> int:
-        """Make a call that never returns in one thread, then count to a thousand in another."""
-        return int(self._ask(gpus, "beside", pid, name))
+    def beside(self, gpus: EmulatedGpus, pid: int, name: str, fault: str) -> int:
+        """Have one thread hang in a call by a fault, then count to a thousand in another."""
+        return int(self._ask(gpus, "beside", pid, name, fault))
 
     def _ask(self, gpus: EmulatedGpus, *words: Any) -> Any:
         assert self._process.stdin is not None

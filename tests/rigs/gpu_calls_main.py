@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pynvml
-from cuda.bindings import driver
 from cuda.core import checkpoint
 from cuda.core._utils.cuda_utils import CUDAError
 
@@ -35,16 +34,11 @@ def nvml(name: str, *arguments: Any) -> Any:
     return _plain(answer)
 
 
-def init() -> int:
-    """Call cuInit."""
-    return int(driver.cuInit(0)[0])
-
-
-def beside(pid: int, name: str) -> int:
+def beside(pid: int, name: str, fault: str) -> int:
     """Leave one thread in the driver, and see that another one runs."""
     trace = Path(os.environ[VARIABLE]) / "trace"
     threading.Thread(target=cuda, args=(pid, name), daemon=True).start()
-    while not (trace.exists() and "hang" in trace.read_text()):
+    while not (trace.exists() and f" {fault}\n" in trace.read_text()):
         time.sleep(0.01)  # the driver notes it when it begins to hang
     counted: list[int] = []
     other = threading.Thread(target=lambda: counted.extend(range(1000)))
@@ -72,7 +66,6 @@ def _plain(answer: Any) -> Any:
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "cuda": cuda,
     "nvml": nvml,
-    "init": init,
     "beside": beside,
 }
 

@@ -25,6 +25,19 @@ def request(port: int, path: str = "/", method: str = "GET", address: str = "127
         connection.close()
 
 
+def wait_until_it_serves(port: int, process: subprocess.Popen[bytes] | None = None) -> None:
+    """Wait until all ranks are set up. The process is who may end instead."""
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            request(port, "/health")
+            return
+        except OSError:
+            assert process is None or process.poll() is None, "the workload ended"
+            assert time.monotonic() < deadline, "the workload does not answer"
+            time.sleep(0.01)  # nothing tells when another process listens
+
+
 def _free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -40,18 +53,7 @@ class GpuWorkload:
             [str(build() / "gpu-workload"), "--port", str(self.port), *options],
             env={**os.environ, **gpus.environment(at)},
         )
-        self._wait()
-
-    def _wait(self) -> None:
-        deadline = time.monotonic() + 20
-        while True:
-            try:
-                request(self.port, "/health")
-                return
-            except OSError:
-                assert self.process.poll() is None, "the workload ended"
-                assert time.monotonic() < deadline, "the workload does not answer"
-                time.sleep(0.01)  # nothing tells when another process listens
+        wait_until_it_serves(self.port, self.process)
 
     def state(self) -> list[dict[str, Any]]:
         """What every rank has on its GPUs."""
