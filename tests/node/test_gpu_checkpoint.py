@@ -15,9 +15,10 @@ import pytest
 
 from pitstop.images.checkpoint import State
 from pitstop.model.errors import CheckpointFailed, EndedInDump
+from pitstop.node import processes
 from pitstop.node.checkpointer import settle
 from pitstop.node.cuda.mark import read_mark
-from tests.rigs.engine import Engine, Launched, copies_of, until
+from tests.rigs.engine import Engine, Launched, copies_of, state_letter, until
 from tests.rigs.gpu_program import GpuProgram
 from tests.rigs.gpus import EmulatedGpus, build
 
@@ -189,7 +190,9 @@ def test_a_fault_in_a_restore_ends_in_a_cold_start(
 
 def engine_launch(program: GpuProgram) -> Launched:
     """Start it as a supervisor does: from a checkpoint where there is one, else cold."""
-    program.launched = program.engine.launch(*program.command, workload=WORKLOAD)
+    program.launched = program.engine.launch(
+        *program.command, workload=WORKLOAD, options=("--run", "run1")
+    )
     assert program.launched.report.get("running"), program.launched.said
     return program.launched
 
@@ -197,11 +200,12 @@ def engine_launch(program: GpuProgram) -> Launched:
 def test_work_that_does_not_come_to_a_stop_is_left_alone(
     engine: Engine, gpus: EmulatedGpus
 ) -> None:
-    program = start(engine, 2, "--kernel-ms", "4000")
+    program = start(engine, 2, "--kernel-ms", "2500")
     program.step()
     how = ended_or_running(program, lambda: save(program, gpu_limits={"lock": 0.5}))
     assert "CUDA_ERROR_NOT_READY" in how
-    assert save(program, "ck2")["gpus"]["one_boundary"] is True
+    patient = {"lock": 30.0}
+    assert save(program, "ck2", gpu_limits=patient)["gpus"]["one_boundary"] is True
 
 
 def test_a_process_that_has_only_inherited_cuda_is_no_cuda_process(
@@ -224,13 +228,13 @@ def test_a_killed_operation_leaves_no_gpu_parked(
     order = engine.order(workload=WORKLOAD, gpu_limits=QUICK)
     engine.start("op1", "checkpoint", order)
     until(lambda: moment in calls(gpus, "lock", "checkpoint"), f"one {moment} has been done")
-    [guard] = [int(p.name) for p in Path("/proc").iterdir() if is_worker(p)]
+    [guard] = [p.pid for p in processes.tree(os.getpid()) if is_worker(p.pid)]
     os.kill(engine.runner("op1"), signal.SIGKILL)
     if also_the_guard:
         os.kill(guard, signal.SIGKILL)
         assert settle(engine.state, WORKLOAD, "ck1")["running"] is True
     else:
-        until(lambda: not Path(f"/proc/{guard}").exists(), "the guard has done its work")
+        until(lambda: state_letter(guard) in "ZX", "the guard has done its work")
     gpus.clear_faults()
     assert program.counters() == [0, 0]
     save(program, "ck2")
@@ -238,11 +242,11 @@ def test_a_killed_operation_leaves_no_gpu_parked(
     assert program.counters() == [0, 0]
 
 
-def is_worker(process: Path) -> bool:
+def is_worker(pid: int) -> bool:
     try:
-        return b"pitstop.node.cuda.worker" in (process / "cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
-        return False
+        return b"pitstop.node.cuda.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False  # it has ended
 
 
 def test_cancelled_before_the_dump(program: GpuProgram, gpus: EmulatedGpus) -> None:
@@ -309,7 +313,7 @@ class TestOtherGpus:
         assert saved.memory() == self.before
 
 
-def exchange(gpus: EmulatedGpus, **changes: Any) -> EmulatedGpus:
+def exchange(before: EmulatedGpus, **changes: Any) -> EmulatedGpus:
     """Put other GPUs into the machine, at the place where a restored process looks for them."""
-    gpus.root.rename(gpus.root.with_name("before"))
-    return EmulatedGpus(gpus.root, **{"gpus": 4, **changes})
+    before.root.rename(before.root.with_name("before"))
+    return EmulatedGpus(before.root, **{"gpus": 4, **changes})
