@@ -5,9 +5,11 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import select
 import socket
 import subprocess
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -47,11 +49,13 @@ def _free_port() -> int:
 class GpuWorkload:
     """A running workload; a context manager that ends it."""
 
-    def __init__(self, gpus: EmulatedGpus, *options: str, at: Path | None = None) -> None:
+    def __init__(
+        self, gpus: EmulatedGpus, *options: str, at: Path | None = None, **environment: str
+    ) -> None:
         self.port = _free_port()
         self.process = subprocess.Popen(
             [str(build() / "gpu-workload"), "--port", str(self.port), *options],
-            env={**os.environ, **gpus.environment(at)},
+            env={**os.environ, **gpus.environment(at), **environment},
         )
         wait_until_it_serves(self.port, self.process)
 
@@ -81,5 +85,16 @@ class GpuWorkload:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.process.kill()  # the ranks go with it
-        self.process.wait()
+        with ExitStack() as ends:
+            ranks = select.poll()
+            count = 0
+            for pid in tree(self.process.pid):
+                with suppress(ProcessLookupError):
+                    descriptor = os.pidfd_open(pid)
+                    ends.callback(os.close, descriptor)
+                    ranks.register(descriptor, select.POLLIN)
+                    count += 1
+            self.process.kill()  # the ranks go with it, soon after
+            self.process.wait()
+            while count and len(ranks.poll()) < count:
+                pass
