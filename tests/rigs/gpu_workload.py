@@ -5,15 +5,15 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import select
 import socket
 import subprocess
 import time
-from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from pitstop.model.errors import WorkloadGone
+from pitstop.node import processes
 from tests.rigs.gpus import EmulatedGpus, build
 
 
@@ -85,16 +85,10 @@ class GpuWorkload:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with ExitStack() as ends:
-            ranks = select.poll()
-            count = 0
-            for pid in tree(self.process.pid):
-                with suppress(ProcessLookupError):
-                    descriptor = os.pidfd_open(pid)
-                    ends.callback(os.close, descriptor)
-                    ranks.register(descriptor, select.POLLIN)
-                    count += 1
-            self.process.kill()  # the ranks go with it, soon after
-            self.process.wait()
-            while count and len(ranks.poll()) < count:
-                pass
+        try:
+            ranks = processes.tree(self.process.pid)
+        except WorkloadGone:
+            ranks = []
+        self.process.kill()  # the ranks go with it, soon after
+        self.process.wait()
+        assert processes.wait_gone(ranks, 20) == []
