@@ -108,7 +108,7 @@ def _compile(arguments: Sequence[str]) -> None:
             command, cwd=SOURCES, capture_output=True, text=True, timeout=120, check=False
         )
     except FileNotFoundError as error:
-        raise BuildError("gcc is not installed; run scripts/install-system") from error
+        raise BuildError("gcc is not installed; run scripts/install-system gpus") from error
     if done.returncode != 0:
         raise BuildError(f"{' '.join(command)}\n{done.stderr}")
 
@@ -209,6 +209,13 @@ class EmulatedGpus:
         """The device nodes, by the path each has on a machine with an NVIDIA driver."""
         return {f"/dev/{node.name}": node for node in sorted((self.root / "dev").iterdir())}
 
+    def mounts(self) -> dict[str, str]:
+        """What a node of a lab has to show at which path, to have these GPUs and no other."""
+        return {
+            str(DEFAULT): str(self.root),
+            **{at: str(one) for at, one in self.devices().items()},
+        }
+
     def fault(
         self, call: str, kind: str, value: int = 0, pid: int | None = None, nth: int | None = None
     ) -> None:
@@ -285,9 +292,11 @@ class EmulatedGpus:
         return [_traced(line) for line in lines]
 
     def used(self, gpu: int) -> int:
-        """Bytes of memory on a GPU, whoever it belongs to, also if that has died."""
-        memory = self.root / "gpus" / self.uuids[gpu] / "memory"
-        return sum(one.stat().st_size for one in memory.iterdir())
+        """Bytes of memory on a GPU that living processes hold."""
+        directory = self.root / "gpus" / self.uuids[gpu]
+        with (directory / "lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # as the driver does to look or to change
+            return sum(_held_bytes(one) for one in (directory / "memory").iterdir())
 
     def reset(self) -> None:
         """Lose all GPU memory, as in a power cut, and load the installed module."""
@@ -359,6 +368,16 @@ def _text(value: object) -> str:
     if isinstance(value, NvmlError):
         return f"!{value.number}"
     return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def _held_bytes(allocation: Path) -> int:
+    """A living owner has a lock on it, which the kernel ends with the process."""
+    with allocation.open("r+b") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return os.fstat(file.fileno()).st_size
+    return 0
 
 
 def _traced(line: str) -> Traced:

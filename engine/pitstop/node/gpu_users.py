@@ -22,10 +22,8 @@ def gpu_users(tree: Sequence[Identity]) -> list[Identity]:
     return [process for process in tree if _uses_gpu(process.pid)]
 
 
-def gpu_blockers(tree: Sequence[Identity], inventory: Inventory) -> list[Blocker]:
+def gpu_blockers(inventory: Inventory) -> list[Blocker]:
     """Return what of this node keeps a workload from being saved that has a GPU open."""
-    if not gpu_users(tree):
-        return []
     return [
         Blocker(found.what, found.where, found.why, found.fix)
         for found in obstacles(inventory, os.uname().machine)

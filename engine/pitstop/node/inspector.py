@@ -10,7 +10,9 @@ from pitstop.images.store import Store
 from pitstop.model.errors import BadInput, Busy, WorkloadGone
 from pitstop.model.inventory import Inventory
 from pitstop.node import blockers, subject
-from pitstop.node.gpu_users import gpu_blockers
+from pitstop.node.cuda.looking import look_for_cuda, parked_blocker
+from pitstop.node.cuda.mark import read_mark
+from pitstop.node.gpu_users import gpu_blockers, gpu_users
 from pitstop.node.inventory import take_fingerprint
 from pitstop.node.paths import StateDir
 from pitstop.node.record import WorkloadState
@@ -53,11 +55,15 @@ def inspect_workload(
         return found
     found["running"] = True
     found["processes"] = len(running.tree)
-    found["blockers"] = [
-        blocker.to_json()
-        for blocker in (
-            *blockers.scan(running.tree, store.directory),
-            *gpu_blockers(running.tree, inventory),
-        )
+    cuda = look_for_cuda(running.tree, inventory)
+    found["gpu_bytes"] = sum(cuda.holds.values())
+    in_the_way = [
+        *blockers.scan(running.tree, store.directory, cuda.pids, found["gpu_bytes"]),
+        *cuda.blockers,
+        *(gpu_blockers(inventory) if cuda.pids or gpu_users(running.tree) else ()),
     ]
+    mark = read_mark(files)
+    if mark is not None:
+        in_the_way.append(parked_blocker(mark))
+    found["blockers"] = [blocker.to_json() for blocker in in_the_way]
     return found

@@ -3,6 +3,7 @@
  *
  *   GET /health     200 once all ranks are set up; needs no GPU
  *   GET /           JSON: "ready" and for every rank its pid, counter, and its GPUs with a digest of their content
+ *   GET /content    JSON: for every rank and GPU its counter and digest, no names: the same after a move
  *   POST /          one step of every rank, then the same answer
  *   GET /memory/R/G the bytes on the G-th GPU of rank R
  *
@@ -153,10 +154,12 @@ static void step(struct device *device, int rank, int gpu, CUfunction kernel, un
     if (kernel_ms) check(cu.launch(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL), "cuLaunchKernel");
 }
 
-/* {"rank": .., "gpus": [{"uuid", "counter", "digest", "intact"}]}, of what is on the GPUs now */
-static int describe(char *text, struct device *devices, int rank, unsigned char *content,
+/* {"rank", "pid", "gpus": [{"uuid", "counter", "digest", "intact"}]} of what is on the GPUs now;
+ * bare: [["COUNTER DIGEST" ...] ...] */
+static int describe(char *text, struct device *devices, int rank, int bare, unsigned char *content,
                     unsigned char *expected) {
-    int length = snprintf(text, TEXT, "{\"rank\": %d, \"pid\": %d, \"gpus\": [", rank, getpid());
+    int length = bare ? snprintf(text, TEXT, "[")
+                      : snprintf(text, TEXT, "{\"rank\": %d, \"pid\": %d, \"gpus\": [", rank, getpid());
     for (int gpu = 0; gpu < gpus; gpu++) {
         CUuuid uuid;
         uint64_t counter;
@@ -164,6 +167,11 @@ static int describe(char *text, struct device *devices, int rank, unsigned char 
         check(cu.get(content, devices[gpu].memory, bytes), "cuMemcpyDtoH");
         memcpy(&counter, content, sizeof counter);
         fill(expected, rank, gpu, counter);
+        if (bare) {
+            length += snprintf(text + length, (size_t)(TEXT - length), "%s\"%llu %016llx\"", gpu ? ", " : "",
+                               (unsigned long long)counter, (unsigned long long)digest(content));
+            continue;
+        }
         length += snprintf(text + length, (size_t)(TEXT - length), "%s{\"uuid\": \"GPU-", gpu ? ", " : "");
         for (int index = 0; index < 16; index++)
             length += snprintf(text + length, (size_t)(TEXT - length), "%s%02x",
@@ -174,7 +182,7 @@ static int describe(char *text, struct device *devices, int rank, unsigned char 
                            (unsigned long long)counter, (unsigned long long)digest(content),
                            memcmp(content, expected, bytes) ? "false" : "true");
     }
-    return length + snprintf(text + length, (size_t)(TEXT - length), "]}");
+    return length + snprintf(text + length, (size_t)(TEXT - length), bare ? "]" : "]}");
 }
 
 static void run_rank(int rank, int parent) {
@@ -212,7 +220,7 @@ static void run_rank(int rank, int parent) {
             continue;
         }
         for (int gpu = 0; order[0] == 's' && gpu < gpus; gpu++) step(&devices[gpu], rank, gpu, kernel, content);
-        uint32_t length = (uint32_t)describe(text, devices, rank, content, expected);
+        uint32_t length = (uint32_t)describe(text, devices, rank, order[0] == 'c', content, expected);
         if (send_all(parent, &length, sizeof length) || send_all(parent, text, length)) break;
     }
     _exit(0);
@@ -273,6 +281,7 @@ static void *serve(void *argument) {
     }
     if (sscanf(request, "%7s %255s", method, path) != 2) answer(client, "400 Bad Request", "text/plain", "", 0);
     else if (!strcmp(path, "/health")) answer(client, "200 OK", "text/plain", "ok\n", 3);
+    else if (!strcmp(path, "/content")) answer_state(client, 'c');
     else if (!strcmp(path, "/")) answer_state(client, !strcmp(method, "POST") ? 's' : 'r');
     else if (sscanf(path, "/memory/%d/%d", &rank, &gpu) == 2 && rank >= 0 && rank < processes && gpu >= 0 &&
              gpu < gpus)
