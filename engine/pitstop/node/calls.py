@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -40,17 +39,9 @@ def _inspect(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _inventory(_state: StateDir, _arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Say which GPUs are here, and what keeps their state from being saved."""
-    from pitstop.decide.support import why_not_checkpoint
-    from pitstop.node.gpus import read_inventory
+    from pitstop.node.gpus import describe
 
-    found = read_inventory()
-    machine = os.uname().machine
-    return {
-        "machine": machine,
-        "inventory": found.to_json(),
-        "why_not": list(why_not_checkpoint(found, machine)),
-    }
+    return describe()
 
 
 def _fingerprint(_state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
