@@ -12,9 +12,6 @@ import select
 import signal
 import socket
 import struct
-import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +21,6 @@ import pytest
 
 from pitstop.node import processes
 from pitstop.node.blockers import scan
-from tests.rigs.engine import Client, Engine
 
 Maker = Callable[[Path], Any]
 

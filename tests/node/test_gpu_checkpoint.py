@@ -28,15 +28,6 @@ QUICK = {"lock": 5.0, "call": 3.0, "move": 3.0}
 
 
 @pytest.fixture
-def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EmulatedGpus:
-    """Four GPUs, for all that is started from here."""
-    found = EmulatedGpus(tmp_path / "gpus", gpus=4)
-    for name, value in found.environment().items():
-        monkeypatch.setenv(name, value)
-    return found
-
-
-@pytest.fixture
 def program(engine: Engine, gpus: EmulatedGpus) -> GpuProgram:
     """Two CUDA processes on a GPU each, below a parent without CUDA."""
     return start(engine, 2)
@@ -297,19 +288,30 @@ class TestOtherGpus:
         assert saved.engine.checkpoint("ck1", WORKLOAD).state() is State.SEALED
 
     def test_in_use_by_somebody_else(self, saved: GpuProgram, gpus: EmulatedGpus) -> None:
-        """Out of memory would leave a process that can only be killed (cuda-checkpoint#44)."""
-        squatter = saved.engine.launch(
-            str(build() / "gpu-workload"), "--port", "8097", workload="squatter"
-        )
-        assert squatter.report.get("running"), squatter.said
-        until(lambda: gpus.used(0) > 0, "it holds memory")
+        """Out of memory would leave a process that can only be killed (cuda-checkpoint#44).
+
+        Three of four GPUs are taken, and it needs two; then it needs no more than are free.
+        """
+        squatter = squat(saved, gpus, processes=3)
         failed = saved.restore().report["failed"]
         assert failed["code"] == "refused"
+        assert "2 GPUs are needed, and 1 of 4 may be used" in failed["cause"]
         assert f"{gpus.uuids[0]} is in use by pid" in failed["cause"]
         squatter.signal(signal.SIGTERM)
         squatter.wait()
+        squat(saved, gpus, processes=2)
         assert saved.restore().report.get("running"), saved.launched.said
         assert saved.memory() == self.before
+        assert set(saved.uuids()) == set(gpus.uuids[2:])
+
+
+def squat(saved: GpuProgram, gpus: EmulatedGpus, processes: int) -> Launched:
+    """Somebody else's processes on the first GPUs."""
+    command = (str(build() / "gpu-workload"), "--processes", str(processes))
+    squatter = saved.engine.launch(*command, "--port", "8097", workload=f"squatter{processes}")
+    assert squatter.report.get("running"), squatter.said
+    until(lambda: gpus.used(processes - 1) > 0, "all of it holds memory")
+    return squatter
 
 
 def exchange(before: EmulatedGpus, **changes: Any) -> EmulatedGpus:

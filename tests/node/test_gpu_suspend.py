@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,14 +18,6 @@ WORKLOAD = "gpu"
 QUICK = {"lock": 5.0, "call": 3.0, "move": 3.0}
 READY = {"http": {"url": f"http://127.0.0.1:{PORT}/"}, "deadline": 20.0, "interval": 0.02}
 ORDER = {"workload": WORKLOAD, "run": "run1", "ready": READY, "gpu_limits": QUICK}
-
-
-@pytest.fixture
-def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EmulatedGpus:
-    found = EmulatedGpus(tmp_path / "gpus", gpus=2)
-    for name, value in found.environment().items():
-        monkeypatch.setenv(name, value)
-    return found
 
 
 @pytest.fixture
