@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from pitstop.images.durable import make_directory, read_json, write_json
@@ -33,6 +34,33 @@ def _inspect(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
             for name, asked in dict(arguments.get("workloads", {})).items()
         },
     }
+
+
+def _candidate(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Say what speaks for and against each of some workloads moving here."""
+    from pitstop.node.candidate import look
+
+    return {
+        "workloads": {
+            name: look(state, name, asked) for name, asked in dict(arguments["workloads"]).items()
+        }
+    }
+
+
+def _handover(step: str) -> Call:
+    def call(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        from pitstop.node import handover
+
+        steps: dict[str, Call] = {
+            "offer": handover.offer,
+            "arrival": handover.arrival,
+            "give": handover.give,
+            "accept": handover.accept,
+            "take-back": handover.take_back,
+        }
+        return steps[step](state, arguments)
+
+    return call
 
 
 def _fingerprint(_state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,8 +199,10 @@ def _workload(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
     files = WorkloadState(state, str(arguments["workload"]))
     record = files.record()
+    moved = files.moved()
     return {
         "running": files.running(),
+        "moved": asdict(moved) if moved else None,
         "parked": is_parked(files),
         "phase": record.phase.value,
         "generation": record.generation,
@@ -244,6 +274,12 @@ CALLS: dict[str, Call] = {
     "ping": _ping,
     "inspect": _inspect,
     "fingerprint": _fingerprint,
+    "candidate": _candidate,
+    "handover.offer": _handover("offer"),
+    "handover.arrival": _handover("arrival"),
+    "handover.give": _handover("give"),
+    "handover.accept": _handover("accept"),
+    "handover.take-back": _handover("take-back"),
     "op.start": _op_start,
     "op.status": _op_status,
     "op.wait": _op_wait,

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from pitstop.images.checkpoint import State
+from pitstop.images.signing import Keys
 from pitstop.images.store import Store
-from pitstop.model.errors import BadInput, Busy, WorkloadGone
-from pitstop.node import blockers, subject
+from pitstop.model.errors import BadInput, Busy, InvalidCheckpoint, WorkloadGone
+from pitstop.node import blockers, processes, subject
 from pitstop.node.inventory import take_fingerprint
 from pitstop.node.paths import StateDir
 from pitstop.node.record import WorkloadState
@@ -17,17 +18,24 @@ from pitstop.node.record import WorkloadState
 def inspect_workload(state: StateDir, name: str, asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return whether it runs, its fingerprint, blockers, holder and newest checkpoint.
 
+    And what another node needs to know of it: its memory, and the key that signs its images.
+
     Args:
         state: the node's state.
         name: the workload.
-        asked: `probes` and `pid_file` as the site declares them.
+        asked: `probes` and `pid_file` as the site declares them, and `signer`: whether the
+            key that its images are signed with is wanted.
     """
     files = WorkloadState(state, name)
     store = Store(state.images(name))
     record = files.record()
     newest = store.newest(State.SEALED)
+    moved = files.moved()
     found: dict[str, Any] = {
         "running": False,
+        "memory_bytes": 0,
+        "signer": _signer(state) if asked.get("signer") else None,
+        "moved": str(moved) if moved else "",
         "why_not": "",
         "blockers": [],
         "processes": 0,
@@ -43,9 +51,19 @@ def inspect_workload(state: StateDir, name: str, asked: Mapping[str, Any]) -> di
     try:
         running = subject.find(files, asked.get("pid_file"))
     except (WorkloadGone, Busy, BadInput) as error:
-        found["why_not"] = str(error)
+        found["why_not"] = str(moved or error)
         return found
     found["running"] = True
     found["processes"] = len(running.tree)
+    found["memory_bytes"] = processes.memory_of(running.tree)
     found["blockers"] = [b.to_json() for b in blockers.scan(running.tree, store.directory)]
     return found
+
+
+def _signer(state: StateDir) -> str | None:
+    """Return the public key that checkpoints made here are signed with; None without one."""
+    try:
+        public = Keys(state.keys()).public()
+    except InvalidCheckpoint:
+        return None  # readable by others: the blockers say so
+    return public.decode() if public else None
