@@ -9,6 +9,7 @@ pytest_plugins = [
     "tests.rigs.site",
     "tests.rigs.slurm",
     "tests.rigs.slurm_site",
+    "tests.rigs.two_nodes",
 ]
 
 # What the whole suite has time for; `--hypothesis-profile thorough` when there is more.
