@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 from typing import Any
+
+import pytest
 
 from pitstop.model.words import Strategy
 from pitstop.steps.files import plan_from_files
 from tests.rigs.branches import assert_branches
+from tests.rigs.command import Command
+from tests.rigs.engine import until
 from tests.rigs.site import NODE, WORKLOAD
 from tests.rigs.two_nodes import SPARE, STAYS, TwoNodes
 
@@ -17,6 +24,7 @@ def by_name(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def test_moves_before_the_maintenance_and_back_after_another(two_nodes: TwoNodes) -> None:
     rig = two_nodes
+    rig.start_all()
     born = rig.ask_on(NODE, "/proof")["born"]
     code, result = rig.run(rig.changes_kernel(), "--run", "away")
     assert (code, result["state"]) == (0, "done"), result
@@ -61,3 +69,28 @@ def test_moves_before_the_maintenance_and_back_after_another(two_nodes: TwoNodes
     assert rig.said_by(NODE, "workload", workload=WORKLOAD)["moved"] is None
     assert rig.said_by(SPARE, "workload", workload=WORKLOAD)["moved"]["to"] == NODE
     assert (rig.copies_on(NODE), rig.copies_on(SPARE)) == (2, 0)
+
+
+@pytest.mark.parametrize("victim", ["controller", "send", "receive"])
+def test_killed_in_the_transfer_it_goes_on(two_nodes: TwoNodes, victim: str) -> None:
+    """The controller is resumed; a node's end of the stream is tried again by the run itself."""
+    rig = two_nodes
+    rig.start_all(WORKLOAD)
+    files = (str(rig.changes_kernel()), "--site", str(rig.site_file), "--home", str(rig.home))
+    with Command("run", *files, "--run", "cut") as process:
+        end = "receive" if victim == "controller" else victim
+        found = until(lambda: rig.streaming(end), f"images {end} works", seconds=60)
+        os.kill(process.pid if victim == "controller" else found, signal.SIGKILL)
+        code = process.wait(120)
+    if victim == "controller":
+        assert code == -signal.SIGKILL
+        until(lambda: not rig.streaming("receive"), "what it had begun has ended")
+        code, _ = rig.resume("cut")
+    assert code == 0
+    result = json.loads(rig.cli("report", "cut", "--home", str(rig.home), "--json").stdout)
+    assert result["chain_faults"] == []
+    assert by_name(result["result"])[WORKLOAD]["outcome"] == "migrated"
+    assert rig.ask_on(SPARE, "/count")["count"] == 4
+    assert (rig.copies_on(NODE), rig.copies_on(SPARE)) == (0, 1)
+    assert rig.checkpoints(NODE) == ["handed-over"]
+    assert rig.checkpoints(SPARE) == ["consumed"]
