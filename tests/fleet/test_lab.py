@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,6 +84,41 @@ def test_session_finds_the_engine_and_its_state(lab: Lab, tmp_path: Path) -> Non
         str(node.state_dir),
         str(Path(sys.executable).with_name("pitstop-node")),
     ]
+
+
+def test_a_node_shows_paths_and_devices_that_only_it_has(make_lab: MakeLab, tmp_path: Path) -> None:
+    (tmp_path / "inside").write_text("seen\n")
+    lab = make_lab(
+        "gpu1",
+        "gpu2",
+        environments={"gpu1": {"TEAM": "blue:green"}},
+        mounts={"gpu1": {"/run/shown": str(tmp_path), "/dev/pitstop-full": "/dev/full"}},
+    )
+    one, two = lab.nodes
+    show = 'cat /run/shown/inside; echo "$TEAM"; echo x 2>/dev/null >/dev/pitstop-full || echo full'
+    expected = ["seen", "blue:green", "full"]
+    assert ssh(one, tmp_path, ["sh", "-c", show]).stdout.split() == expected
+    assert one.run(["sh", "-c", show]).split() == expected
+    assert "pitstop-full" not in two.run(["ls", "/dev"]).split()
+    assert not Path("/dev/pitstop-full").exists()
+    one.power_cut()
+    one.boot()
+    assert one.run(["sh", "-c", show]).split() == expected
+    python = "import os, pty; os.openpty(); open('/dev/shm/x', 'w'); open('/dev/fd/0')"
+    one.run([sys.executable, "-c", python])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"environments": {"gpu1": {"TEAM": 'blue" PATH="/tmp'}}},
+        {"environments": {"gpu1": {"NO NAME": "x"}}},
+        {"mounts": {"gpu1": {"/run/shown": "/nowhere/at/all"}}},
+    ],
+)
+def test_unfit_variables_and_mounts_are_refused(tmp_path: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(LabError, match="gpu1"):
+        Lab(tmp_path, ["gpu1"], **options)
 
 
 def test_another_nodes_host_key_is_refused(make_lab: MakeLab, tmp_path: Path) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,9 +43,9 @@ def make_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeLab]:
     require_lab()
     with ExitStack() as stack:
 
-        def make(*names: str, boot_delays: Mapping[str, float] | None = None) -> Lab:
+        def make(*names: str, **options: Any) -> Lab:
             root = tmp_path_factory.mktemp("lab")
-            return stack.enter_context(Lab(root, names or ["gpu1"], boot_delays))
+            return stack.enter_context(Lab(root, names or ["gpu1"], **options))
 
         yield make
 

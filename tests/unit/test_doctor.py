@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 import errno
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pitstop.node import blockers
+from pitstop.model.fingerprint import NONE, Fact
+from pitstop.model.inventory import EMPTY, Answer, Gpu, Inventory
 from pitstop.node.checks import (
     clock_sync,
     gpus,
@@ -22,9 +24,10 @@ from pitstop.node.checks import (
 )
 from pitstop.node.checks.check import Check, CheckState
 from pitstop.node.checks.clock_sync import ClockState
-from pitstop.node.checks.gpus import CudaBinding, Nvml
+from pitstop.node.checks.gpus import CudaBinding
 from pitstop.node.checks.privileges import CAPABILITIES, Privileges
 from pitstop.node.doctor import FOR_CPU, FOR_GPU, _look, is_able, saves_gpu_state
+from pitstop.node.gpus import pci_cards
 from pitstop.node.paths import StateDir
 from pitstop.node.trial import Trial, judge_trial, not_tried
 
@@ -245,86 +248,128 @@ def test_privileges_are_enough_exactly_when_nothing_needed_is_missing(
 
 # --- GPUs
 
-A100 = Nvml("ok", driver="580.65.06", names=("NVIDIA A100", "NVIDIA A100"))
+GPU = Gpu(0, uuid=Fact("GPU-a"), name=Fact("NVIDIA A100"), mig=Fact("off"), mps=Fact("off"))
+A100 = Inventory(
+    Answer.OK, driver=Fact("580.65.06"), loaded=Fact(NONE), cards=Fact("2"), gpus=(GPU, GPU)
+)
 GOOD = CudaBinding("1.0.0")
+X86 = "x86_64"
 
 
-def test_a_machine_without_a_gpu_fails_in_nothing() -> None:
-    for nvml in (Nvml("no-library", "not found"), Nvml("no-driver", "not loaded"), Nvml("ok")):
-        checks = (
-            gpus.judge_driver(nvml, 0),
-            gpus.judge_cuda(nvml, CudaBinding(None), "x86_64"),
-            gpus.judge_gpu_state(nvml, 0),
-        )
-        assert [check.state for check in checks] == [ABSENT, ABSENT, ABSENT]
+def gpu_checks(found: Inventory, binding: CudaBinding = GOOD, machine: str = X86) -> list[Check]:
+    checks = [
+        gpus.judge_driver(found, machine),
+        gpus.judge_cuda(found, binding, machine),
+        gpus.judge_gpu_state(found, machine),
+    ]
+    assert {check.id for check in checks} == FOR_GPU
+    for check in checks:
+        helps(check)
+    return checks
 
 
-def test_a_working_driver_is_named_with_its_gpus() -> None:
-    check = gpus.judge_driver(A100, 2)
-    assert check.state is OK
-    assert "580.65.06" in check.found
-    assert "2 GPU" in check.found
+def without_answer(answer: Answer, cards: int, words: str = "Unknown Error") -> Inventory:
+    return Inventory(answer, words, loaded=Fact(NONE), cards=Fact(str(cards)))
 
 
 @pytest.mark.parametrize(
-    ("nvml", "fix"),
+    "found",
     [
-        (Nvml("no-library", "Library Not Found"), "install the NVIDIA driver"),
-        (Nvml("no-driver", "Driver Not Loaded"), "modprobe nvidia"),
-        (Nvml("mismatch", "Driver/library version mismatch"), "reboot"),
-        (Nvml("error", "GPU is lost"), "dmesg"),
-        (Nvml("ok", driver="580.1"), "dmesg"),
+        EMPTY,
+        without_answer(Answer.NO_LIBRARY, 0),
+        without_answer(Answer.NO_DRIVER, 0),
+        replace(A100, gpus=(), cards=Fact("0")),
+    ],
+    ids=["nothing", "no library", "no driver", "a driver without a GPU"],
+)
+def test_a_machine_without_a_gpu_fails_in_nothing(found: Inventory) -> None:
+    states = [check.state for check in gpu_checks(found, CudaBinding(None))]
+    assert states == [ABSENT, ABSENT, ABSENT]
+
+
+def test_a_good_node_saves_gpu_state() -> None:
+    driver, cuda, state = gpu_checks(A100)
+    assert [driver.state, cuda.state, state.state] == [OK, OK, OK]
+    assert driver.found == "driver 580.65.06, 2 GPU: 2 x NVIDIA A100"
+    assert "other GPUs too" in state.found
+
+
+def test_a_driver_that_moves_nothing_saves_and_says_so() -> None:
+    checks = gpu_checks(replace(A100, driver=Fact("575.57.08")))
+    assert [check.state for check in checks] == [OK, OK, OK]
+    assert "other GPUs too" not in checks[2].found
+    assert "from driver 580" in checks[2].why
+
+
+@pytest.mark.parametrize(
+    ("found", "fix"),
+    [
+        (without_answer(Answer.NO_LIBRARY, 1), "install the NVIDIA driver"),
+        (without_answer(Answer.NO_DRIVER, 1), "modprobe nvidia"),
+        (without_answer(Answer.MISMATCH, 1), "reload the module"),
+        (without_answer(Answer.MISMATCH, 0), "reload the module"),
+        (without_answer(Answer.ERROR, 1), "dmesg"),
+        (without_answer(Answer.CRASH, 0), "reboot the node"),
+        (without_answer(Answer.HANG, 8), "reboot the node"),
+        (replace(A100, gpus=(), cards=Fact("1")), "dmesg"),
+        (replace(A100, loaded=Fact("570.1")), "reload the module"),
+        (replace(A100, gpus=(GPU, replace(GPU, lost=True))), "reboot the node"),
     ],
 )
-def test_a_gpu_without_a_working_driver_is_a_failure(nvml: Nvml, fix: str) -> None:
-    check = gpus.judge_driver(nvml, 1)
-    assert check.state is FAILED
-    assert nvml.words in check.found
-    assert fix in check.fix
+def test_a_gpu_without_a_working_driver_is_a_failure(found: Inventory, fix: str) -> None:
+    driver, _cuda, state = gpu_checks(found)
+    assert (driver.state, state.state) == (FAILED, FAILED)
+    assert found.words in driver.found
+    assert fix in driver.fix
 
 
-def test_a_version_mismatch_fails_even_when_no_card_was_seen() -> None:
-    check = gpus.judge_driver(Nvml("mismatch", "Driver/library version mismatch"), 0)
-    assert check.state is FAILED
-    assert "reload the module" in check.fix
+def test_a_lost_gpu_is_counted_beside_the_others() -> None:
+    check = gpus.judge_driver(replace(A100, gpus=(GPU, GPU, replace(GPU, lost=True))), X86)
+    assert "3 GPU: 2 x NVIDIA A100, 1 x lost" in check.found
 
 
 def test_a_missing_binding_is_unknown_not_absent() -> None:
-    assert gpus.judge_driver(Nvml("no-binding", "No module"), 0).state is UNKNOWN
+    found = without_answer(Answer.NO_BINDING, 0, "No module named 'pynvml'")
+    assert gpus.judge_driver(found, X86).state is UNKNOWN
 
 
 @pytest.mark.parametrize(
-    ("driver", "machine", "state"),
+    ("driver", "machine", "state", "words"),
     [
-        ("570.86.10", "x86_64", OK),
-        ("580.65.06", "x86_64", OK),
-        ("565.57.01", "x86_64", FAILED),
-        ("99.1", "x86_64", FAILED),
-        ("580.65.06", "aarch64", FAILED),
-        ("595.10", "aarch64", OK),
-        ("580.65.06", "riscv64", UNKNOWN),
-        ("beta", "x86_64", UNKNOWN),
+        ("570.124.06", X86, OK, ""),
+        ("580.65.06", X86, OK, ""),
+        ("570.86.10", X86, FAILED, "cuda-checkpoint#34"),
+        ("610.57.04", X86, FAILED, "cuda-checkpoint#58"),
+        ("565.57.01", X86, FAILED, "from driver 570"),
+        ("99.1", X86, FAILED, "from driver 570"),
+        ("580.65.06", "aarch64", FAILED, "from driver 595"),
+        ("595.10", "aarch64", OK, ""),
+        ("580.65.06", "riscv64", UNKNOWN, "riscv64"),
+        ("beta", X86, UNKNOWN, "beta"),
     ],
 )
-def test_the_checkpoint_api_needs_a_driver_branch(
-    driver: str, machine: str, state: CheckState
+def test_the_checkpoint_api_needs_a_driver_that_works(
+    driver: str, machine: str, state: CheckState, words: str
 ) -> None:
-    nvml = Nvml("ok", driver=driver, names=("GPU",))
-    assert gpus.judge_cuda(nvml, GOOD, machine).state is state
+    found, cuda, gpu_state = gpu_checks(replace(A100, driver=Fact(driver)), machine=machine)
+    assert (found.state, cuda.state) == (OK, state)
+    assert gpu_state.state is (OK if state is OK else FAILED)
+    assert words in cuda.why
 
 
 def test_a_gpu_without_cuda_python_cannot_be_checkpointed() -> None:
-    check = gpus.judge_cuda(A100, CudaBinding(None, "No module named 'cuda'"), "x86_64")
-    assert check.state is FAILED
-    assert "No module named 'cuda'" in check.found
-    assert "pitstop[gpu]" in check.fix
+    binding = CudaBinding(None, "No module named 'cuda'")
+    driver, cuda, _state = gpu_checks(A100, binding)
+    assert (driver.state, cuda.state) == (OK, FAILED)
+    assert "No module named 'cuda'" in cuda.found
+    assert "pitstop[gpu]" in cuda.fix
 
 
-def test_the_doctor_and_the_blockers_agree_about_gpu_state() -> None:
-    refused = any(prefix == "/dev/nvidia" for prefix, _what, _fix in blockers._DEVICES)
-    assert refused is not gpus.SAVES_GPU_STATE
-    expected = OK if gpus.SAVES_GPU_STATE else WARNING
-    assert gpus.judge_gpu_state(A100, 2).state is expected
+@pytest.mark.parametrize("changes", [{"mig": Fact("on")}, {"mps": Fact("on")}])
+def test_what_is_set_up_otherwise_fails_the_state_alone(changes: dict[str, Fact]) -> None:
+    checks = gpu_checks(replace(A100, gpus=(GPU, replace(GPU, **changes))))  # type: ignore[arg-type]
+    assert [check.state for check in checks] == [OK, OK, FAILED]
+    assert "GPU-a" in checks[2].why
 
 
 def test_cards_are_counted_on_the_bus(tmp_path: Path) -> None:
@@ -337,8 +382,9 @@ def test_cards_are_counted_on_the_bus(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "vendor").write_text(f"{vendor}\n")
         (tmp_path / name / "class").write_text(f"{kind}\n")
-    assert gpus.pci_cards(tmp_path) == 2
-    assert gpus.pci_cards(tmp_path / "none") == 0
+    (tmp_path / "gone").mkdir()
+    assert pci_cards(tmp_path) == 2
+    assert pci_cards(tmp_path / "none") == 0
 
 
 # --- storage

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pitstop.decide.gate import compare, predict
+from pitstop.decide.support import Feature, support_of
 from pitstop.model.fingerprint import HOST_PREFIX, SET_FIELDS, Fact, Fingerprint
 from pitstop.model.verdict import Difference, Verdict
 from pitstop.model.words import Judgement
@@ -76,7 +77,9 @@ def test_what_is_not_of_the_host_is_never_tolerated(
 ) -> None:
     for difference in compare(saved, present, tolerate).differences:
         if difference.judgement is Judgement.TOLERATED:
-            assert difference.field.startswith(HOST_PREFIX)
+            assert difference.field.startswith(HOST_PREFIX) or (
+                difference.reason == "the state moves to this GPU"
+            )
 
 
 @quick
@@ -120,6 +123,60 @@ def test_tolerating_more_never_forbids_more(
     lenient = {d.field for d in compare(saved, present, tolerate).invalid}
     assert lenient <= strict
     assert strict - lenient <= {n for n in tolerate if n.startswith(HOST_PREFIX)}
+
+
+# --- another GPU
+
+MOVES = {"driver.version": "580.65.06", "host.arch": "x86_64"}
+gpu_values = st.sampled_from(["GPU-a", "GPU-b", "GPU-c", "none", "not supported", ""])
+drivers = st.sampled_from(
+    ["550.90.07", "570.86.10", "575.57.08", "580.65.06", "595.1.0", "610.57.04", "none", "", "x"]
+)
+machines = st.sampled_from(["x86_64", "aarch64", "riscv64", ""])
+
+
+@quick
+@given(gpu_values, gpu_values, drivers, machines, st.text(max_size=3), st.text(max_size=3))
+def test_another_gpu_is_tolerated_exactly_where_the_driver_moves_state_and_all_else_is_the_same(
+    before: str, now: str, driver: str, machine: str, vbios: str, vbios_now: str
+) -> None:
+    common = {"driver.version": Fact(driver), "host.arch": Fact(machine), "gpu.count": Fact("1")}
+    saved = Fingerprint({**common, "gpu.0.uuid": Fact(before), "gpu.0.vbios": Fact(vbios)})
+    present = Fingerprint({**common, "gpu.0.uuid": Fact(now), "gpu.0.vbios": Fact(vbios_now)})
+    moves = support_of(driver, machine).has(Feature.MIGRATION)
+    real = before.startswith("GPU-") and now.startswith("GPU-")
+    verdict = compare(saved, present, ["gpu.0.uuid", "gpu.0.vbios"])
+    assert verdict.valid == ((before == now or (moves and real)) and vbios == vbios_now)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, "the state moves to this GPU"),
+        ({"driver.version": "575.57.08"}, "from driver 580 on, here is 575.57.08"),
+        ({"driver.version": None}, "the driver's version is not known"),
+        ({"driver.version": "none"}, "'none' is not the version of a driver"),
+        ({"driver.version": "610.57.04"}, "cuda-checkpoint#58"),
+        ({"host.arch": "aarch64"}, "from driver 595 on"),
+        ({"host.arch": None}, "the machine is not known"),
+    ],
+)
+def test_why_another_gpu_is_taken_or_not(changes: dict[str, str | None], reason: str) -> None:
+    facts = {name: Fact(value, "broken") for name, value in {**MOVES, **changes}.items()}
+    verdict = compare(
+        Fingerprint({**facts, "gpu.0.uuid": Fact("GPU-a")}),
+        Fingerprint({**facts, "gpu.0.uuid": Fact("GPU-b")}),
+    )
+    (moved,) = [d for d in verdict.differences if d.field == "gpu.0.uuid"]
+    assert reason in moved.reason
+    assert (moved.judgement is Judgement.TOLERATED) is (not changes)
+
+
+@pytest.mark.parametrize("field", ["gpu.uuid", "gpu.x.uuid", "gpu.0.uuid.x", "xgpu.0.uuid"])
+def test_only_the_uuid_of_a_gpu_may_be_another(field: str) -> None:
+    facts = {name: Fact(value) for name, value in MOVES.items()}
+    saved = Fingerprint({**facts, field: Fact("GPU-a")})
+    assert not compare(saved, saved.with_changes({field: "GPU-b"})).valid
 
 
 @quick

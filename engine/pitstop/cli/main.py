@@ -27,6 +27,8 @@ app.command()(workloads.start)
 app.command()(workloads.checkpoint)
 app.command()(workloads.gate)
 app.command()(workloads.restore)
+app.command()(workloads.suspend)
+app.command()(workloads.unsuspend)
 app.command()(coverage.coverage)
 app.add_typer(images.app, name="images")
 

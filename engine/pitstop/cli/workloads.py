@@ -1,4 +1,4 @@
-"""start, checkpoint, gate, restore: one workload by hand, outside of a run."""
+"""start, checkpoint, gate, restore, suspend, unsuspend: one workload by hand, outside of a run."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from pitstop.steps.by_hand import (
     find_home,
     restore_by_hand,
     start_by_hand,
+    suspend_by_hand,
+    unsuspend_by_hand,
 )
 from pitstop.steps.files import load_site
 from pitstop.steps.specs import probes_of
@@ -42,6 +44,16 @@ def checkpoint(workload: Name, site: SiteFile = Path("site.yaml"), json: Json = 
 def restore(workload: Name, site: SiteFile = Path("site.yaml"), json: Json = False) -> None:
     """Restore a workload from its newest checkpoint, if the gate says yes."""
     _act(workload, site, json, lambda s, n, w: restore_by_hand(s, n, w, workload, progress))
+
+
+def suspend(workload: Name, site: SiteFile = Path("site.yaml"), json: Json = False) -> None:
+    """Park a workload's GPU state in host memory. It does not survive a reboot."""
+    _act(workload, site, json, lambda s, n, w: suspend_by_hand(s, n, w, workload, progress))
+
+
+def unsuspend(workload: Name, site: SiteFile = Path("site.yaml"), json: Json = False) -> None:
+    """Bring a suspended workload back onto its GPUs and wait until it is ready to serve."""
+    _act(workload, site, json, lambda s, n, w: unsuspend_by_hand(s, n, w, workload, progress))
 
 
 def gate(workload: Name, site: SiteFile = Path("site.yaml"), json: Json = False) -> None:
@@ -89,7 +101,7 @@ def _act(
 
 def _print(result: dict[str, Any]) -> None:
     for key, value in result.items():
-        if not isinstance(value, dict):
+        if not isinstance(value, dict | list):
             out.print(f"{key}: {printable(str(value))}", markup=False)
 
 

@@ -12,6 +12,7 @@ import select
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,14 @@ from pitstop.lab.syscalls import (
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
 SSHD_TIMEOUT = 20.0
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+LINKS = {
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+    "ptmx": "pts/ptmx",
+}
 
 
 def enter_namespaces(node: NodeSpec) -> None:
@@ -54,13 +63,54 @@ def mount_all(node: NodeSpec) -> None:
     """Give the node its own view of what a machine keeps in memory."""
     mount("none", "/", None, MS_REC | MS_PRIVATE)  # first: nothing below may reach the machine
     mount("tmpfs", "/run", "tmpfs", MS_NOSUID | MS_NODEV, "mode=755")
+    if any(target.startswith("/dev/") for target in node.mounts):
+        make_dev()
     mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")  # noqa: S108
     mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     mount(str(node.path("boot_id")), "/proc/sys/kernel/random/boot_id", None, MS_BIND)
     mount(str(node.root / "hosts"), "/etc/hosts", None, MS_BIND)
     for directory in ("/run/sshd", "/run/lock"):
         os.mkdir(directory, 0o755)
+    for target, source in node.mounts.items():
+        show(source, target)
     MARK.write_text(pid_namespace())
+
+
+def make_dev() -> None:
+    """Cover /dev, which the machine shares, by one with what every program may expect there."""
+    devices = {name: os.stat(f"/dev/{name}") for name in DEVICES}
+    mount("tmpfs", "/dev", "tmpfs", MS_NOSUID, "mode=755")
+    for name, status in devices.items():
+        copy_device(f"/dev/{name}", status)
+    for directory in ("/dev/shm", "/dev/pts"):  # noqa: S108
+        os.mkdir(directory)
+    mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=666")
+    for name, target in LINKS.items():
+        os.symlink(target, f"/dev/{name}")
+
+
+def show(source: str, target: str) -> None:
+    """Let a path of the node show one of the machine.
+
+    Where it is missing it is made, which works below /run and in a /dev of the node's own.
+    """
+    status = os.stat(source)
+    if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
+        copy_device(target, status)
+        return
+    if stat.S_ISDIR(status.st_mode):
+        os.makedirs(target, exist_ok=True)
+    elif not os.path.exists(target):
+        Path(target).touch()
+    mount(source, target, None, MS_BIND | MS_REC)
+
+
+def copy_device(path: str, status: os.stat_result) -> None:
+    """Make another name for a device. A bind mount of its node may lie on a file system that
+    is mounted without devices.
+    """
+    os.mknod(path, stat.S_IFMT(status.st_mode), status.st_rdev)
+    os.chmod(path, stat.S_IMODE(status.st_mode))
 
 
 def reopen_stdio(node: NodeSpec) -> None:

@@ -46,6 +46,7 @@ def sshd_config(node: NodeSpec) -> str:
     # SHLVL: bash reads the user's .bashrc for commands from sshd, but not in a shell within a
     # shell. What people put there is slow, and may wait for locks that a power cut left behind.
     environment = f'PATH="{search_path()}" PITSTOP_STATE_DIR="{node.path("state")}" SHLVL=2'
+    environment += "".join(f' {name}="{value}"' for name, value in node.environment.items())
     lines = [
         f"Port {SSH_PORT}",
         "AddressFamily inet",

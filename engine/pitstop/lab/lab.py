@@ -16,7 +16,7 @@ from typing import Self
 from pitstop.lab import network
 from pitstop.lab.errors import LabError
 from pitstop.lab.keys import make_key, sshd_config
-from pitstop.lab.layout import LabRecord, NodeSpec, check_names, started
+from pitstop.lab.layout import LabRecord, NodeSpec, check_names, check_nodes, started
 from pitstop.lab.node import LabNode
 
 TOOLS = ("ip", "nsenter", "ssh-keygen", "sshd")
@@ -30,7 +30,13 @@ class Lab:
     """
 
     def __init__(
-        self, root: Path, names: Sequence[str], boot_delays: Mapping[str, float] | None = None
+        self,
+        root: Path,
+        names: Sequence[str],
+        boot_delays: Mapping[str, float] | None = None,
+        *,
+        environments: Mapping[str, Mapping[str, str]] | None = None,
+        mounts: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
         """Prepare; nothing is made before `start`.
 
@@ -38,6 +44,11 @@ class Lab:
             root: a directory for the lab, made if it is not there.
             names: the hostnames of the nodes.
             boot_delays: seconds a node takes from power to boot, except for its first one.
+            environments: by node, more variables of its sessions and of what `LabNode` starts.
+            mounts: by node, its paths with what they show of the machine (see `NodeSpec`).
+
+        Raises:
+            LabError: a name, a variable or a mount is unfit.
         """
         root = root.resolve()
         check_names(root, tuple(names))
@@ -45,13 +56,20 @@ class Lab:
         self.record = LabRecord(
             uuid.uuid4().hex[:8], str(root), tuple(names), os.getpid(), started(os.getpid())
         )
-        delays = boot_delays or {}
+        delays, variables, shown = boot_delays or {}, environments or {}, mounts or {}
         self._specs = [
             NodeSpec(
-                self.record.lab, name, index, str(root / "nodes" / name), delays.get(name, 0.0)
+                self.record.lab,
+                name,
+                index,
+                str(root / "nodes" / name),
+                delays.get(name, 0.0),
+                dict(variables.get(name, {})),
+                dict(shown.get(name, {})),
             )
             for index, name in enumerate(names)
         ]
+        check_nodes(self._specs)
         self._nodes: dict[str, LabNode] = {}
         self._supervisors: list[subprocess.Popen[bytes]] = []
 

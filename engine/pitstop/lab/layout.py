@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from pitstop.lab.errors import LabError
@@ -19,18 +20,28 @@ MOST_NODES = 200
 # The root becomes part of the configuration of sshd and of the node engine's state
 # directory: it must be free of anything that those would read as more than a path.
 _SAFE_PATH = re.compile(r"/[A-Za-z0-9._/-]+\Z")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_VALUE = re.compile(r"[A-Za-z0-9._/:,=+@ -]*\Z")
 _NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """What one node is made from."""
+    """What one node is made from.
+
+    Attributes:
+        environment: more variables for every session, and for what `LabNode` starts.
+        mounts: paths of the node, each with the path of the machine that it shows. A device
+            below /dev is copied; the node then has a /dev of its own, as a container has.
+    """
 
     lab: str
     name: str
     index: int
     directory: str
     boot_delay: float = 0.0
+    environment: Mapping[str, str] = field(default_factory=dict)
+    mounts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def address(self) -> str:
@@ -132,6 +143,21 @@ def check_names(root: Path, names: tuple[str, ...]) -> None:
             raise LabError(repr(name), "not a hostname")
     if not 0 < len(names) <= MOST_NODES or len(set(names)) != len(names):
         raise LabError(", ".join(names), f"1 to {MOST_NODES} different names are needed")
+
+
+def check_nodes(nodes: Iterable[NodeSpec]) -> None:
+    """Refuse what sshd's configuration cannot hold, or what cannot be mounted.
+
+    Raises:
+        LabError: something is unfit, with the reason.
+    """
+    for node in nodes:
+        for name, value in node.environment.items():
+            if not _VARIABLE.match(name) or not _VALUE.match(value):
+                raise LabError(node.name, f"not fit for its environment: {name}={value!r}")
+        for target, source in node.mounts.items():
+            if not (_SAFE_PATH.match(target) and Path(source).exists()):
+                raise LabError(node.name, f"{target} cannot show {source}: there is no such path")
 
 
 def write_json(path: Path, data: object) -> None:

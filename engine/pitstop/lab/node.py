@@ -143,7 +143,9 @@ class LabNode:
         return ask(Path(self.spec.directory), verb, timeout, **details)
 
     def _with_environment(self, options: dict[str, Any]) -> dict[str, Any]:
-        environment = dict(options.pop("env", None) or os.environ)
+        given = options.pop("env", None)
+        node = self.spec.environment
+        environment = {**node, **given} if given else {**os.environ, **node}
         environment.setdefault("PITSTOP_STATE_DIR", str(self.state_dir))
         return {**options, "env": environment}
 

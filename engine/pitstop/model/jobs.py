@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from pitstop.model.base import Model, Name
 from pitstop.model.words import Connections, Shape, Strategy
-from pitstop.model.workload import Probe, Seconds
+from pitstop.model.workload import GpuLimits, Probe, Seconds
 
 FIELDS = frozenset({"job", "user", "name"})
 """What the path of an application's checkpoint may hold in braces."""
@@ -74,6 +74,7 @@ class JobPolicy(Model):
     signal: Signal | None = None
     wait_deadline: Seconds = 3600
     connections: Connections = Connections.CLOSE
+    gpu_limits: GpuLimits = Field(default_factory=GpuLimits)
     engine: Probe | None = None
     model: Probe | None = None
 

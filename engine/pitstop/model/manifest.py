@@ -27,6 +27,26 @@ class LogLength(Model):
     length: Annotated[int, Field(ge=0)]
 
 
+class CudaSaved(Model):
+    """The GPU state in a checkpoint.
+
+    Attributes:
+        pids: of the CUDA processes, in the PID namespace they were saved in.
+        in_turn: the driver has to take them one after another.
+        limits: seconds that its calls may take, see `pitstop.model.cuda.CudaLimits`.
+        inventory: all GPUs of the node, as `pitstop.model.inventory.Inventory.to_json`.
+        holds: UUID of a GPU to bytes that the workload held there.
+        trace: every call until all was checkpointed, as `CudaAnswer.to_json`.
+    """
+
+    pids: Annotated[tuple[int, ...], Field(min_length=1)]
+    in_turn: bool
+    limits: dict[str, float]
+    inventory: dict[str, Any]
+    holds: dict[str, int]
+    trace: tuple[dict[str, Any], ...]
+
+
 class Manifest(Model):
     """What a checkpoint holds.
 
@@ -40,6 +60,7 @@ class Manifest(Model):
         options: CRIU options that dump and restore must share.
         proof: the recorded answer to the proof request; None without one.
         frozen_seconds: from the start of the dump until the images were complete.
+        cuda: None where there was no CUDA process.
     """
 
     schema_: Literal["pitstop/manifest/v1"] = Field(alias="schema", default="pitstop/manifest/v1")
@@ -67,3 +88,4 @@ class Manifest(Model):
     tools: dict[str, str]
     frozen_seconds: float
     dump_seconds: float
+    cuda: CudaSaved | None = None

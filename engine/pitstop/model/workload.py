@@ -187,6 +187,20 @@ class Stop(Model):
     grace: Seconds = 30
 
 
+class GpuLimits(Model):
+    """How long calls of the CUDA driver may take for each process, in seconds.
+
+    Attributes:
+        lock: until all GPU work that was submitted has come to a stop.
+        call: for what moves no memory.
+        move: for moving all memory of a GPU to the host, or back.
+    """
+
+    lock: Seconds = 60
+    call: Seconds = 30
+    move: Seconds = 600
+
+
 class Policy(Model):
     """What may be decided for this workload without asking a person.
 
@@ -194,6 +208,7 @@ class Policy(Model):
         transfer_deadline: seconds until its images must have come to another node.
     """
 
+    gpu_limits: GpuLimits = Field(default_factory=GpuLimits)
     on_checkpoint_failure: OnCheckpointFailure = OnCheckpointFailure.ABORT
     connections: Connections = Connections.CLOSE
     wait_deadline: Seconds = 3600

@@ -38,9 +38,11 @@ _DEVICES = (
 )
 
 
-def scan(tree: Sequence[Identity], images: Path) -> list[Blocker]:
+def scan(
+    tree: Sequence[Identity], images: Path, cuda: Sequence[int] = (), gpu_bytes: int = 0
+) -> list[Blocker]:
     """Look at every process of a tree, and at the room for its images."""
-    found = [blocker for process in tree for blocker in _process(process.pid)]
+    found = [blocker for process in tree for blocker in _process(process.pid) if not (process.pid in cuda and blocker.what == 'a GPU device')]
     found += _session(tree)
     found += _strays(tree)
     found += _room(tree, images)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -23,16 +24,33 @@ def _ping(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def _inspect(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Say all that a plan needs: the node, and each workload with fingerprint and blockers."""
+    from pitstop.node.gpus import read_inventory
     from pitstop.node.inspector import inspect_workload
 
+    inventory = read_inventory()
     return {
         "boot_id": boot_id(),
         "time": now(),
         "quarantine": read_json(state.quarantine),
+        "inventory": inventory.to_json(),
         "workloads": {
-            name: inspect_workload(state, name, asked)
+            name: inspect_workload(state, name, asked, inventory)
             for name, asked in dict(arguments.get("workloads", {})).items()
         },
+    }
+
+
+def _inventory(_state: StateDir, _arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Say which GPUs are here, and what keeps their state from being saved."""
+    from pitstop.decide.support import why_not_checkpoint
+    from pitstop.node.gpus import read_inventory
+
+    found = read_inventory()
+    machine = os.uname().machine
+    return {
+        "machine": machine,
+        "inventory": found.to_json(),
+        "why_not": list(why_not_checkpoint(found, machine)),
     }
 
 
@@ -273,6 +291,7 @@ def _doctor(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
 CALLS: dict[str, Call] = {
     "ping": _ping,
     "inspect": _inspect,
+    "inventory": _inventory,
     "fingerprint": _fingerprint,
     "candidate": _candidate,
     "handover.offer": _handover("offer"),

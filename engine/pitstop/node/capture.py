@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,6 +12,9 @@ from tempfile import TemporaryFile
 from typing import IO
 
 LIMIT = 1 << 20
+
+KILL_GRACE = 5.0
+"""Seconds in which a killed command is gone, unless the kernel does not let it go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,9 @@ def capture(argv: Sequence[str], timeout: float) -> Captured:
 
     Through files: a process that it leaves behind may keep a pipe open for ever, and waiting
     for the end of that pipe is not covered by any timeout of the command.
+
+    A command that even SIGKILL does not end (it sits in a driver's call) is left behind: to wait
+    for it would be to hang with it.
 
     Raises:
         OSError: it cannot be started.
@@ -49,7 +56,8 @@ def capture(argv: Sequence[str], timeout: float) -> Captured:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     os.killpg(process.pid, signal.SIGKILL)  # not reaped yet, so the group is still its own
-    process.wait()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(KILL_GRACE)
 
 
 def _read(file: IO[bytes]) -> str:

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pitstop.decide.cuda_boundary import summary_of
 from pitstop.decide.failures import Where, hint_of
 from pitstop.images.checkpoint import Checkpoint, Mark, State, sync_images
 from pitstop.images.digest import digest_directory
 from pitstop.images.signing import Keys
 from pitstop.images.store import Store
+from pitstop.model.cuda import CudaLimits
 from pitstop.model.errors import (
     Cancelled,
     CheckpointFailed,
@@ -22,6 +24,9 @@ from pitstop.model.manifest import LogLength, Manifest
 from pitstop.model.words import Connections
 from pitstop.node import answers, blockers, cancelling, criu, processes, subject
 from pitstop.node.clock import now, running_seconds
+from pitstop.node.cuda.mark import read_mark
+from pitstop.node.cuda.parking import ParkedGpus, recover, refuse_if_suspended
+from pitstop.node.gpu_users import gpu_blockers
 from pitstop.node.inventory import take_fingerprint
 from pitstop.node.locks import Lock, held, wait_until_free
 from pitstop.node.parking import STAY
@@ -35,6 +40,10 @@ END_DEADLINE = 60.0
 """Seconds for a tree that CRIU has killed to be gone; freeing much memory takes its time."""
 
 
+GUARD_DEADLINE = 150.0
+"""Seconds for the guard of a killed operation to bring GPU state back; a call may take 180."""
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
     """What to save and how.
@@ -43,6 +52,7 @@ class Order:
         checkpoint: its name, chosen by the caller so that asking twice names one thing.
         deadline: seconds CRIU may take until the images are complete.
         stay: its launcher is to wait afterwards, see `pitstop.node.parking`.
+        gpu_limits: fields of `CudaLimits`, for those that are not the defaults.
     """
 
     workload: str
@@ -58,6 +68,12 @@ class Order:
     launch_digest: str = ""
     deadline: float = 3600.0
     stay: bool = False
+    gpu_limits: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def cuda_limits(self) -> CudaLimits:
+        """How long calls of the CUDA driver may take."""
+        return CudaLimits(**self.gpu_limits)
 
 
 def take(state: StateDir, order: Order) -> dict[str, Any]:
@@ -86,6 +102,7 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
         "connections": manifest.connections.value,
         "proof": "recorded" if manifest.proof is not None else "none",
         "created": manifest.created,
+        "gpus": summary_of(manifest.cuda) if manifest.cuda else None,
     }
 
 
@@ -99,6 +116,7 @@ def settle(
         checkpoint if the workload was ended by it, else None.
     """
     files = WorkloadState(state, workload)
+    _bring_back_gpus(files)
     lock = Lock(files.lock_path)
     launched = not lock.try_acquire()
     running = launched or subject.runs_by_pid_file(files, pid_file)
@@ -114,6 +132,18 @@ def settle(
             "ended": files.record().ended,
             "checkpoint": summary(found) if usable and found is not None else None,
         }
+    finally:
+        lock.release()
+
+
+def _bring_back_gpus(files: WorkloadState) -> None:
+    """Bring back what a killed operation has left parked, unless its guard has done so."""
+    if read_mark(files) is None:
+        return
+    lock = Lock(files.operation_lock)
+    lock.acquire(GUARD_DEADLINE)
+    try:
+        recover(files, CudaLimits())
     finally:
         lock.release()
 
@@ -134,39 +164,68 @@ class _Checkpointer:
         self.keys.check()
         subject_ = subject.find(self.files, self.order.pid_file)
         disprove_checkpoints(self.files, self.state)
-        found = blockers.scan(subject_.tree, self.store.directory)
+        limits = self.order.cuda_limits
+        recover(self.files, limits)
+        refuse_if_suspended(self.files)
+        with ParkedGpus(self.files, subject_.tree, limits, self.order.run) as gpus:
+            return self._take(subject_, gpus)
+
+    def _take(self, subject_: Subject, gpus: ParkedGpus) -> dict[str, Any]:
+        found = [
+            *blockers.scan(
+                subject_.tree, self.store.directory, gpus.pids, sum(gpus.holds.values())
+            ),
+            *(gpu_blockers(gpus.inventory) if gpus.processes else ()),
+        ]
         if found:
             raise CheckpointFailed(
                 self.order.workload, "; ".join(str(b) for b in found[:5]), "it runs on, untouched"
             )
         if self.order.proof is not None:
             self.proof = answers.proof_answer(self.order.proof)
-        fingerprint = take_fingerprint(self.order.probes).to_json()
+        inventory = gpus.inventory if gpus.processes else None
+        fingerprint = take_fingerprint(self.order.probes, inventory).to_json()
         self.files.hold(self.order.run)
-        # From here a request to stop waits until CRIU asks for its vote, where no is safe.
+        # From here a request to stop waits until it is asked for where no is safe.
         with cancelling.deferred():
             draft = self.store.begin(self.order.checkpoint)
             try:
                 criu.save_cpu(draft)
-                self._dump(draft, subject_, fingerprint)
+                begun = running_seconds()
+                gpus.park("checkpoint")
+                self._stop_if_asked()
+                self._dump(draft, subject_, gpus, fingerprint, begun)
             except BaseException as error:
-                self._keep_running(draft, subject_, error)
+                self._keep_running(draft, subject_, gpus, error)
                 raise
-            return self._seal(subject_)
+            summary_ = self._seal(subject_)
+            gpus.gone()
+            return summary_
 
-    def _dump(self, draft: Checkpoint, subject_: Subject, fingerprint: dict[str, Any]) -> None:
+    def _stop_if_asked(self) -> None:
+        if cancelling.asked():
+            raise Cancelled(self.order.workload, "cancelled on request")
+
+    def _dump(
+        self,
+        draft: Checkpoint,
+        subject_: Subject,
+        gpus: ParkedGpus,
+        fingerprint: dict[str, Any],
+        begun: float,
+    ) -> None:
         options = criu.shared_options(self.order.connections)
         command = criu.dump_command(
             draft, subject_.root_pid, options, hook_program(self.state), subject_.init_pid
         )
-        begun = running_seconds()
 
         def commit() -> bool:
             """Runs while the tree is frozen and its images are complete."""
-            if cancelling.asked():
-                raise Cancelled(self.order.workload, "cancelled on request")
+            self._stop_if_asked()
             dumped = running_seconds()
             sync_images(draft.images)
+            pids = subject_.pids_inside()
+            inside = {p.pid: pid for p, pid in zip(subject_.tree, pids, strict=True)}
             manifest = Manifest(
                 checkpoint=draft.id,
                 workload=self.order.workload,
@@ -181,7 +240,7 @@ class _Checkpointer:
                 probes={k: dict(v) for k, v in self.order.probes.items()},
                 tolerate=self.order.tolerate,
                 root_pid=subject_.root_pid,
-                pids=subject_.pids_inside(),
+                pids=pids,
                 connections=self.order.connections,
                 options=tuple(options),
                 launch_digest=self.order.launch_digest,
@@ -194,6 +253,7 @@ class _Checkpointer:
                 files=(found := digest_directory(draft.images)),
                 total_bytes=sum(file.size for file in found),
                 tools={"criu": criu.version()},
+                cuda=gpus.saved(inside),
                 frozen_seconds=round(running_seconds() - begun, 6),
                 dump_seconds=round(dumped - begun, 6),
             )
@@ -264,10 +324,13 @@ class _Checkpointer:
                 "do not restore before it is gone",
             )
 
-    def _keep_running(self, draft: Checkpoint, subject_: Subject, error: BaseException) -> None:
+    def _keep_running(
+        self, draft: Checkpoint, subject_: Subject, gpus: ParkedGpus, error: BaseException
+    ) -> None:
         """After a failed dump: say that nothing is left behind, having looked."""
         checkpoint = self.taken or draft
         if not subject_.root.alive():
+            gpus.gone()
             if self._ended_at_boundary(subject_):
                 return  # settling will seal it, or the launcher already has
             self.store.discard(checkpoint)
@@ -278,6 +341,7 @@ class _Checkpointer:
             self.taken.mark(Mark.ABORTED, {"time": now(), "cause": str(error)})
         self._keep_log(checkpoint)
         self.store.discard(checkpoint)
+        gpus.undo()
         self.files.release(self.order.run)
         if isinstance(error, PitstopError):
             error.hint = "; ".join(filter(None, ("the workload runs on", error.hint)))

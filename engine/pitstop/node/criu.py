@@ -198,6 +198,11 @@ def _places(checkpoint: Checkpoint) -> list[str]:
         str(checkpoint.work),
         "--log-file",
         _LOG,
+        # CRIU's own plugin for CUDA would lock and checkpoint at another time, process by
+        # process, and leaves GPUs checkpointed after an abort. So none is found: there are no
+        # plugins in this directory.
+        "--libdir",
+        str(checkpoint.marks),
         # What a failure needs to be understood later; it costs no measurable time.
         "-v4",
     ]

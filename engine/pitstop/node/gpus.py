@@ -1,70 +1,169 @@
-"""GPUs as NVML shows them. No GPU, no driver and no NVML are values, not errors."""
+"""The GPUs of this node. No GPU, no driver, and a driver that crashes are values, not errors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import json
+import os
+import re
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
 
+from pitstop.decide.topology import links_text
 from pitstop.model.fingerprint import NONE, Fact
+from pitstop.model.inventory import EMPTY, Answer, Gpu, Inventory, number
+from pitstop.node.capture import Captured, capture
+
+DEADLINE = 15.0
+"""Seconds in which NVML has to answer. A driver without persistence starts every GPU first."""
+
+LIBRARY = "libnvidia-ml.so.1"
+_MODULE = Path("/proc/driver/nvidia/version")
+_CONTROL = Path("/dev/nvidiactl")
+_BUS = Path("/sys/bus/pci/devices")
+_NVIDIA, _DISPLAY = "0x10de", "0x03"
+
+FIELDS = ("name", "uuid", "vbios", "memory", "compute_capability", "ecc", "mig")
+"""What of each GPU is part of the fingerprint."""
 
 
-def gpu_facts() -> dict[str, Fact]:
+def read_inventory(deadline: float = DEADLINE) -> Inventory:
+    """Look at all GPUs. What cannot be read is unknown, with the reason; it never raises.
+
+    NVML is asked in a process of its own, which is left behind if nothing ends it. On a node
+    where nothing says that there is a driver, no process is started.
+
+    Args:
+        deadline: seconds NVML has.
+    """
+    cards, loaded = pci_cards(_BUS), _loaded()
+    if not cards and loaded.value == NONE and not _CONTROL.exists() and not library_is_there():
+        return EMPTY
+    found = _ask(deadline)
+    return replace(found, loaded=loaded, cards=Fact(str(cards)))
+
+
+def gpu_facts(inventory: Inventory | None = None) -> dict[str, Fact]:
     """Return the GPU and driver part of the fingerprint.
 
-    Without the NVML library there is no NVIDIA driver: `gpu.count` is 0 and the driver none.
-    Any other failure (a driver and library of different versions, a lost GPU, a field the
-    card does not have) makes the fact unknown, with NVML's own words as the reason.
+    Without a driver and a GPU `gpu.count` is 0 and the driver none. When NVML does not answer
+    all of it is unknown, with NVML's own words as the reason.
+
+    GPUs are numbered by model, memory and the like, and by UUID last: so the numbers survive a
+    reboot, and are the same on every node that has the same set.
+
+    Args:
+        inventory: what was read already; without it, it is read now.
     """
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError_LibraryNotFound:
+    found = read_inventory() if inventory is None else inventory
+    if has_no_driver(found):
         return {"gpu.count": Fact("0"), "driver.version": Fact(NONE), "cuda.version": Fact(NONE)}
-    except pynvml.NVMLError as error:
-        unknown = Fact(None, f"NVML: {error}")
+    if found.answer is not Answer.OK:
+        unknown = Fact(None, f"{found.answer.value}: {found.words}" if found.words else "no answer")
         return dict.fromkeys(("gpu.count", "driver.version", "cuda.version"), unknown)
-    try:
-        return _read(pynvml)
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _read(nvml: Any) -> dict[str, Fact]:
     facts = {
-        "driver.version": _fact(nvml, nvml.nvmlSystemGetDriverVersion),
-        "cuda.version": _fact(nvml, lambda: _cuda(nvml.nvmlSystemGetCudaDriverVersion_v2())),
-        "gpu.count": _fact(nvml, nvml.nvmlDeviceGetCount),
+        "gpu.count": Fact(str(len(found.gpus))),
+        "driver.version": _driver(found),
+        "cuda.version": found.cuda,
     }
-    count = facts["gpu.count"].value
-    for index in range(int(count) if count else 0):
-        for name, fact in _device(nvml, index).items():
-            facts[f"gpu.{index}.{name}"] = fact
+    if found.gpus:
+        facts["gpu.links"] = links_text(found.gpus, found.links)
+    for at, gpu in enumerate(sorted(found.gpus, key=_order)):
+        facts.update({f"gpu.{at}.{name}": getattr(gpu, name) for name in FIELDS})
     return facts
 
 
-def _device(nvml: Any, index: int) -> dict[str, Fact]:
+def has_no_driver(found: Inventory) -> bool:
+    """Whether this node is known to have no GPU that a driver could drive."""
+    if found.answer is Answer.NONE:
+        return True
+    missing = found.answer in (Answer.NO_LIBRARY, Answer.NO_DRIVER)
+    return missing and found.loaded.value == NONE and number(found.cards) == 0
+
+
+def pci_cards(devices: Path) -> int:
+    """Count NVIDIA display and 3D controllers on the PCI bus, driver or not."""
+    return sum(
+        _attribute(device / "vendor") == _NVIDIA
+        and _attribute(device / "class").startswith(_DISPLAY)
+        for device in (devices.iterdir() if devices.is_dir() else ())
+    )
+
+
+def _attribute(path: Path) -> str:
     try:
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    except nvml.NVMLError as error:
-        return {"name": Fact(None, f"NVML: {error}")}
-    return {
-        "name": _fact(nvml, lambda: nvml.nvmlDeviceGetName(handle)),
-        "uuid": _fact(nvml, lambda: nvml.nvmlDeviceGetUUID(handle)),
-        "vbios": _fact(nvml, lambda: nvml.nvmlDeviceGetVbiosVersion(handle)),
-        "memory": _fact(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total),
-    }
+        return path.read_text().strip()
+    except OSError:
+        return ""  # it has gone from the bus while we looked
 
 
-def _fact(nvml: Any, read: Callable[[], Any]) -> Fact:
+def library_is_there() -> bool:
+    """Whether NVML's library could be loaded. It is not: its code runs in the probe only."""
+    directories = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    directories += ["/lib", "/usr/lib", "/lib64", "/usr/lib64"]
+    if any((Path(directory) / LIBRARY).exists() for directory in directories if directory):
+        return True
     try:
-        value = read()
-    except nvml.NVMLError_NotSupported:
-        return Fact("not supported")
-    except nvml.NVMLError as error:
-        return Fact(None, f"NVML: {error}")
-    return Fact(value.decode(errors="replace") if isinstance(value, bytes) else str(value))
+        return LIBRARY.encode() in Path("/etc/ld.so.cache").read_bytes()
+    except FileNotFoundError:
+        return False
 
 
-def _cuda(number: int) -> str:
-    return f"{number // 1000}.{number % 1000 // 10}"
+def module_version(text: str) -> str | None:
+    """Read the version of the loaded module from /proc/driver/nvidia/version."""
+    found = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)*)\s", text, re.MULTILINE)
+    return found.group(1) if found else None
+
+
+def _loaded() -> Fact:
+    try:
+        version = module_version(_MODULE.read_text(errors="replace"))
+    except FileNotFoundError:
+        return Fact(NONE)
+    except OSError as error:
+        return Fact(None, f"{_MODULE}: {error.strerror}")
+    return Fact(version) if version else Fact(None, f"{_MODULE} names no version")
+
+
+def _ask(deadline: float) -> Inventory:
+    try:
+        said = capture([sys.executable, "-m", "pitstop.node.gpus_probe"], deadline)
+    except OSError as error:
+        return Inventory(Answer.ERROR, f"{sys.executable}: {error.strerror}")
+    if said.status == 0:
+        try:
+            return Inventory.from_json(json.loads(said.out.strip().splitlines()[-1]))
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            return Inventory(Answer.ERROR, f"its answer cannot be read: {error!r}")
+    return _failed(said, deadline)
+
+
+def _failed(said: Captured, deadline: float) -> Inventory:
+    if said.status is None:
+        return Inventory(Answer.HANG, f"NVML gave no answer in {deadline:g} s")
+    if said.status < 0:
+        return Inventory(Answer.CRASH, f"NVML ended by {_signal(-said.status)}")
+    tail = "".join(said.err.strip().splitlines()[-1:])[:200]
+    return Inventory(Answer.ERROR, f"exit status {said.status} {tail}".strip())
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _driver(found: Inventory) -> Fact:
+    """Return the driver's version, unless another one is loaded than answers."""
+    if found.loaded.value in (None, NONE, found.driver.value) or not found.driver.known:
+        return found.driver
+    return Fact(
+        None, f"driver/library version mismatch: {found.driver} answers, {found.loaded} is loaded"
+    )
+
+
+def _order(gpu: Gpu) -> tuple[tuple[bool, str], ...]:
+    keys = ("name", "memory", "compute_capability", "ecc", "mig", "vbios", "uuid", "pci")
+    return tuple((not getattr(gpu, key).known, getattr(gpu, key).value or "") for key in keys)

@@ -9,13 +9,19 @@ from pitstop.images.checkpoint import State
 from pitstop.images.signing import Keys
 from pitstop.images.store import Store
 from pitstop.model.errors import BadInput, Busy, InvalidCheckpoint, WorkloadGone
+from pitstop.model.inventory import Inventory
 from pitstop.node import blockers, processes, subject
+from pitstop.node.cuda.looking import look_for_cuda, parked_blocker
+from pitstop.node.cuda.mark import read_mark
+from pitstop.node.gpu_users import gpu_blockers, gpu_users
 from pitstop.node.inventory import take_fingerprint
 from pitstop.node.paths import StateDir
 from pitstop.node.record import WorkloadState
 
 
-def inspect_workload(state: StateDir, name: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+def inspect_workload(
+    state: StateDir, name: str, asked: Mapping[str, Any], inventory: Inventory
+) -> dict[str, Any]:
     """Return whether it runs, its fingerprint, blockers, holder and newest checkpoint.
 
     And what another node needs to know of it: its memory, and the key that signs its images.
@@ -25,6 +31,8 @@ def inspect_workload(state: StateDir, name: str, asked: Mapping[str, Any]) -> di
         name: the workload.
         asked: `probes` and `pid_file` as the site declares them, and `signer`: whether the
             key that its images are signed with is wanted.
+        inventory: the GPUs of this node. What keeps their state from being saved is a blocker of
+            a workload that has one open.
     """
     files = WorkloadState(state, name)
     store = Store(state.images(name))
@@ -46,7 +54,7 @@ def inspect_workload(state: StateDir, name: str, asked: Mapping[str, Any]) -> di
         "holder": files.holder(),
         "sealed_checkpoint": newest.id if newest else None,
         "cold_start_seconds": record.cold_start_seconds,
-        "fingerprint": take_fingerprint(asked.get("probes", {})).to_json(),
+        "fingerprint": take_fingerprint(asked.get("probes", {}), inventory).to_json(),
     }
     try:
         running = subject.find(files, asked.get("pid_file"))
@@ -56,7 +64,17 @@ def inspect_workload(state: StateDir, name: str, asked: Mapping[str, Any]) -> di
     found["running"] = True
     found["processes"] = len(running.tree)
     found["memory_bytes"] = processes.memory_of(running.tree)
-    found["blockers"] = [b.to_json() for b in blockers.scan(running.tree, store.directory)]
+    cuda = look_for_cuda(running.tree, inventory)
+    found["gpu_bytes"] = sum(cuda.holds.values())
+    in_the_way = [
+        *blockers.scan(running.tree, store.directory, cuda.pids, found["gpu_bytes"]),
+        *cuda.blockers,
+        *(gpu_blockers(inventory) if cuda.pids or gpu_users(running.tree) else ()),
+    ]
+    mark = read_mark(files)
+    if mark is not None:
+        in_the_way.append(parked_blocker(mark))
+    found["blockers"] = [blocker.to_json() for blocker in in_the_way]
     return found
 
 

@@ -15,19 +15,23 @@ from pitstop.node.capture import capture
 from pitstop.node.gpus import gpu_facts
 
 if TYPE_CHECKING:
+    from pitstop.model.inventory import Inventory
     from pitstop.model.manifest import Manifest
 
 PROBE_TIMEOUT = 60
 
 
-def take_fingerprint(probes: Mapping[str, Mapping[str, Any]]) -> Fingerprint:
+def take_fingerprint(
+    probes: Mapping[str, Mapping[str, Any]], inventory: Inventory | None = None
+) -> Fingerprint:
     """Read all facts. What cannot be read is unknown, with the reason; it never raises.
 
     Args:
         probes: for `engine` and `model`, where the version is read (`model.workload.Probe`
             as plain data). A workload that declares none has no such field.
+        inventory: the GPUs as they were read already; without it, they are read now.
     """
-    facts = {**host_facts(), **gpu_facts()}
+    facts = {**host_facts(), **gpu_facts(inventory)}
     for name, probe in probes.items():
         facts[f"{name}.version"] = read_probe(probe)
     return Fingerprint(facts)

@@ -79,6 +79,18 @@ def _bring_back(operation: Operation, arguments: dict[str, Any]) -> dict[str, An
     return bring_back(operation.state, arguments)
 
 
+def _suspend(operation: Operation, arguments: dict[str, Any]) -> dict[str, Any]:
+    from pitstop.node.cuda.suspension import suspend
+
+    return suspend(operation.state, arguments)
+
+
+def _resume(operation: Operation, arguments: dict[str, Any]) -> dict[str, Any]:
+    from pitstop.node.cuda.suspension import resume
+
+    return resume(operation.state, arguments)
+
+
 def _action(operation: Operation, arguments: dict[str, Any]) -> dict[str, Any]:
     from pitstop.node.execute import action
 
@@ -131,6 +143,8 @@ KINDS: dict[str, Handler] = {
         "restore": _restore,
         "cold-start": _cold_start,
         "stop": _stop,
+        "suspend": _suspend,
+        "resume": _resume,
         "bring-back": _bring_back,
         "drain": _drain,
         "action": _action,

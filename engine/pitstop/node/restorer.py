@@ -12,22 +12,27 @@ from pitstop.decide.failures import Where, hint_of
 from pitstop.images.checkpoint import Checkpoint, Mark, State
 from pitstop.images.signing import Keys
 from pitstop.images.store import Store
+from pitstop.model.cuda import CudaLimits
 from pitstop.model.errors import (
     InvalidCheckpoint,
     PitstopError,
     PortTaken,
     Refused,
     RestoreFailed,
+    WorkloadGone,
 )
-from pitstop.node import criu
+from pitstop.node import criu, processes
 from pitstop.node.clock import now
+from pitstop.node.cuda.boundary import Boundary, BoundaryFailedError
+from pitstop.node.cuda.driver import Driver
+from pitstop.node.cuda.placing import gpu_map_here
 from pitstop.node.inventory import refuse_if_changed
 from pitstop.node.paths import StateDir
 from pitstop.node.record import WorkloadState
 from pitstop.node.vote import Ballot, hook_program
 
 if TYPE_CHECKING:
-    from pitstop.model.manifest import Manifest
+    from pitstop.model.manifest import CudaSaved, Manifest
 
 RESTORE_DEADLINE = 3600.0
 
@@ -65,6 +70,7 @@ class Restorer:
         self._wanted = wanted
         self._found = self._choose()
         self._manifest: Manifest | None = None
+        self._gpu_map: dict[str, str] = {}
 
     @property
     def found(self) -> bool:
@@ -113,6 +119,8 @@ class Restorer:
         unfit = criu.check_cpu(checkpoint)
         if unfit and "host.cpu" not in manifest.tolerate:
             raise Refused(checkpoint.id, f"this CPU cannot run the image: {unfit}")
+        if manifest.cuda is not None:
+            self._gpu_map = gpu_map_here(checkpoint.id, manifest.cuda)
         self._manifest = manifest
 
     def cut_logs(self) -> None:
@@ -161,7 +169,20 @@ class Restorer:
             ballot.close()
         if status != 0:
             raise self._failure(criu.errors(checkpoint))
+        if manifest.cuda is not None:
+            # CRIU's success is not the workload's: its GPU state is still in host memory.
+            self._restore_gpus(manifest.cuda)
         return int(pid_file.read_text())
+
+    def _restore_gpus(self, saved: CudaSaved) -> None:
+        """Bring the GPU state back. Runs as pid 1, which sees the PIDs of the image."""
+        limits = CudaLimits(**saved.limits)
+        with Driver() as driver:
+            try:
+                tree = [processes.identity(pid) for pid in saved.pids]
+                Boundary(driver, tree, limits, saved.in_turn).restore(self._gpu_map)
+            except (BoundaryFailedError, WorkloadGone) as error:
+                raise self._failure(str(error).split("; ")) from error
 
     def _failure(self, lines: Sequence[str]) -> PitstopError:
         causes = "; ".join(lines[:5]) or "CRIU failed and named no error"

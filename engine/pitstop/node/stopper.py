@@ -76,6 +76,18 @@ def end_launched(
     return "kill"
 
 
+def end_tree(files: WorkloadState, root: Identity) -> None:
+    """Kill a workload, under the launcher or not, and prove that all of it is gone.
+
+    Raises:
+        PermanentError: something of it still runs.
+    """
+    if files.running():
+        end_launched(files)
+    elif root.alive():
+        _end_tree(processes.tree(root.pid), signal.SIGKILL, KILL_DEADLINE, files.name)
+
+
 def _kill_if_ours(pid: int, files: WorkloadState) -> None:
     """Kill a process that holds this workload's lock file open, and no other."""
     if pid > 1 and processes.has_open(pid, files.lock_path):

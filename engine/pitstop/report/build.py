@@ -19,6 +19,7 @@ from pitstop.report.document import (
     Failure,
     FieldDifference,
     GateReport,
+    GpuBoundary,
     Report,
     WorkloadReport,
 )
@@ -149,6 +150,20 @@ def _workload(result: WorkloadResult, plan: Plan, events: Sequence[Event]) -> Wo
         ratio=round(earlier / restore, 2) if restore and earlier else None,
         proof=_optional(_last_result(events, "restore", result.name), "proof"),
         in_flight=f"{before:g} → {after:g}" if before is not None and after is not None else None,
+        gpu_state=_gpu_state(pick.mapping(_last_result(events, "checkpoint", result.name), "gpus")),
+    )
+
+
+def _gpu_state(taken: Mapping[str, Any]) -> GpuBoundary | None:
+    if not taken:
+        return None
+    locked, first = pick.number(taken, "all_locked"), pick.number(taken, "first_checkpointed")
+    return GpuBoundary(
+        **{name: int(pick.number(taken, name) or 0) for name in ("processes", "gpus", "bytes")},
+        one_boundary=taken.get("one_boundary") is True,
+        margin_seconds=round(first - locked, 6)
+        if first is not None and locked is not None
+        else None,
     )
 
 

@@ -36,6 +36,21 @@ class GateReport(Model):
     differences: tuple[FieldDifference, ...] = ()
 
 
+class GpuBoundary(Model):
+    """At which boundary the GPU state of a workload was taken.
+
+    Attributes:
+        one_boundary: nothing was taken before every process was locked.
+        margin_seconds: from the last lock to the first process being taken.
+    """
+
+    processes: int
+    gpus: int
+    bytes: int
+    one_boundary: bool
+    margin_seconds: float | None
+
+
 class WorkloadReport(Model):
     """One workload: what was planned, what happened.
 
@@ -43,6 +58,7 @@ class WorkloadReport(Model):
         outcome: None while it waits for a person; then `cause` says as what it is kept.
         frozen_seconds: from the start of the dump until it was ready again.
         ratio: earlier cold start over restore; both were measured on this node.
+        gpu_state: None where its checkpoint holds none.
     """
 
     name: str
@@ -60,6 +76,7 @@ class WorkloadReport(Model):
     ratio: float | None = None
     proof: str | None = None
     in_flight: str | None = None
+    gpu_state: GpuBoundary | None = None
 
 
 class Failure(Model):

@@ -57,6 +57,46 @@ def restore_by_hand(
     return _bring_up(node, spec, name, _hand_run(node, name), str(checkpoint), progress)
 
 
+def suspend_by_hand(
+    _site: Site, node: RemoteNode, spec: Workload, name: str, progress: Progress
+) -> dict[str, Any]:
+    """Park a workload's GPU state in the host memory of its node.
+
+    Raises:
+        Refused: it has none, or there is no room; nothing was touched.
+    """
+    return _of_gpus(node, spec, name, "suspend", progress)
+
+
+def unsuspend_by_hand(
+    _site: Site, node: RemoteNode, spec: Workload, name: str, progress: Progress
+) -> dict[str, Any]:
+    """Bring a suspended workload back onto its GPUs, and wait until it is ready.
+
+    Raises:
+        Refused: it is not suspended, or its GPUs are in use; it stays as it is.
+    """
+    return _of_gpus(node, spec, name, "resume", progress)
+
+
+def _of_gpus(
+    node: RemoteNode, spec: Workload, name: str, kind: str, progress: Progress
+) -> dict[str, Any]:
+    limits = spec.policy.gpu_limits
+    return node.operate(
+        f"{new_run_id()}.{name}.{kind}",
+        kind,
+        {
+            "workload": name,
+            "pid_file": spec.pid_file,
+            "ready": plain(spec.ready),
+            "gpu_limits": plain(limits),
+        },
+        limits.lock + limits.move + spec.ready.deadline + SLACK,
+        progress,
+    )
+
+
 def bring_back(
     node: RemoteNode, spec: Workload, name: str, run: str, progress: Progress
 ) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pitstop.model.jobs import JobPlan
 from pitstop.model.words import Verb
 from pitstop.steps.context import RunContext
 from pitstop.steps.saving import SLACK, checkpoint_id, save
-from pitstop.steps.specs import probes_of
+from pitstop.steps.specs import plain, probes_of
 
 RESTORE_DEADLINE = 3600.0
 
@@ -41,6 +41,7 @@ def checkpoint_parked(ctx: RunContext, plan: JobPlan, attempt: int) -> dict[str,
         "probes": probes_of(plan.policy),
         "tolerate": list(ctx.plan.policy.tolerate),
         "stay": True,
+        "gpu_limits": plain(plan.policy.gpu_limits),
     }
     identifier = ctx.operation_id(Verb.CHECKPOINT, plan.name, attempt)
     try:

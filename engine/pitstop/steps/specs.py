@@ -55,6 +55,7 @@ def checkpoint_arguments(
         "proof": plain(spec.proof) if spec.proof else None,
         "pid_file": spec.pid_file,
         "launch_digest": digest_of(plain(spec.launch)),
+        "gpu_limits": plain(spec.policy.gpu_limits),
     }
 
 

@@ -1,0 +1,83 @@
+"""On disk: that GPU state of a workload is not where its processes need it.
+
+Written before the first lock and removed once all processes are seen to run, or are gone. So
+whoever comes after a process that was killed in between knows what to bring back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pitstop.images.durable import read_json, write_json
+from pitstop.node.paths import boot_id
+from pitstop.node.processes import Identity
+from pitstop.node.record import WorkloadState
+
+FILE = "gpus.json"
+
+What = Literal["checkpoint", "suspended"]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMark:
+    """Whose GPU state is parked, and why.
+
+    Attributes:
+        what: `checkpoint` while one is taken; `suspended` until it is resumed.
+        root: of the workload.
+        processes: the CUDA processes.
+        data: what else is known, for a resume.
+    """
+
+    what: What
+    run: str
+    root: Identity
+    processes: tuple[Identity, ...]
+    data: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def lives(self) -> bool:
+        """Whether any of the processes still runs."""
+        return any(process.alive() for process in self.processes)
+
+
+def set_mark(files: WorkloadState, mark: GpuMark) -> None:
+    """Write it, durably."""
+    write_json(
+        files.directory / FILE,
+        {
+            "what": mark.what,
+            "run": mark.run,
+            "boot_id": boot_id(),
+            "root": [mark.root.pid, mark.root.start],
+            "processes": [[process.pid, process.start] for process in mark.processes],
+            "data": mark.data,
+        },
+    )
+
+
+def read_mark(files: WorkloadState) -> GpuMark | None:
+    """Return it; None where there is none, or its processes are gone, as after a reboot."""
+    written = read_json(files.directory / FILE)
+    if written is None or written["boot_id"] != boot_id():
+        return None
+    [root] = _identities([written["root"]])
+    mark = GpuMark(
+        written["what"],
+        str(written["run"]),
+        root,
+        _identities(written["processes"]),
+        written["data"],
+    )
+    return mark if mark.lives else None
+
+
+def clear_mark(files: WorkloadState) -> None:
+    """Remove it."""
+    (files.directory / FILE).unlink(missing_ok=True)
+
+
+def _identities(written: Sequence[Sequence[int]]) -> tuple[Identity, ...]:
+    return tuple(Identity(int(pid), int(start)) for pid, start in written)

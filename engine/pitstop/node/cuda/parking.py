@@ -1,0 +1,218 @@
+"""The GPU side of one workload: taken off its GPUs at one boundary, and brought back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from pitstop.decide.failures import Where, hint_of
+from pitstop.model.cuda import CudaAnswer, CudaLimits
+from pitstop.model.errors import CheckpointFailed, EndedInDump, Refused
+from pitstop.model.inventory import EMPTY
+from pitstop.node import processes
+from pitstop.node.cuda.boundary import Boundary, BoundaryFailedError
+from pitstop.node.cuda.driver import Driver, DriverUnusableError, Guarded
+from pitstop.node.cuda.finding import candidates, find, in_turn
+from pitstop.node.cuda.mark import GpuMark, What, clear_mark, read_mark, set_mark
+from pitstop.node.cuda.placing import holdings
+from pitstop.node.cuda.undo import Undone, bring_back
+from pitstop.node.gpus import read_inventory
+from pitstop.node.processes import Identity
+from pitstop.node.record import WorkloadState
+from pitstop.node.stopper import end_tree
+
+if TYPE_CHECKING:
+    from pitstop.model.manifest import CudaSaved
+
+
+class ParkedGpus:
+    """The GPU state of a running workload. The caller holds the operation's lock.
+
+    Use it as a context manager: it ends the process that calls the driver.
+
+    Attributes:
+        processes: its CUDA processes; empty where it has none, and then no driver is loaded.
+        inventory: all GPUs of the node, before anything was touched.
+        holds: bytes that they hold, by UUID of the GPU.
+    """
+
+    def __init__(
+        self, files: WorkloadState, tree: Sequence[Identity], limits: CudaLimits, run: str
+    ) -> None:
+        self._files = files
+        self._limits = limits
+        self._run = run
+        self._driver = Driver()
+        self.processes: tuple[Identity, ...] = ()
+        self.inventory = EMPTY
+        self.holds: dict[str, int] = {}
+        self._boundary = Boundary(self._driver, (), limits, in_turn=False)
+        self._parked = False
+        try:
+            self._choose(tree)
+        except BaseException:
+            self._driver.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._driver.close()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Of its CUDA processes, as this machine counts."""
+        return self._boundary.pids
+
+    @property
+    def trace(self) -> tuple[CudaAnswer, ...]:
+        """All calls that were made."""
+        return tuple(self._boundary.trace)
+
+    def park(self, what: What) -> None:
+        """Take all GPU state into the memory of the processes, at one boundary.
+
+        Whatever happens, `undo` brings it back.
+
+        Raises:
+            CheckpointFailed: it could not be done.
+        """
+        if not self.processes:
+            return
+        set_mark(self._files, GpuMark(what, self._run, self._root, self.processes))
+        self._parked = True
+        try:
+            lock, in_turn_ = self._files.operation_lock, self._boundary.in_turn
+            self._driver.guard(Guarded(lock, self.processes, in_turn_))
+            self._boundary.lock()
+            self._refuse_newcomers()
+            self._boundary.checkpoint()
+        except (BoundaryFailedError, DriverUnusableError) as error:
+            raise self._failed(str(error)) from error
+
+    def saved(self, inside: Mapping[int, int]) -> CudaSaved | None:
+        """Return what a manifest says of it; None without a CUDA process.
+
+        Args:
+            inside: the PID that the image will hold, by the one that this machine counts.
+        """
+        from pitstop.model.manifest import CudaSaved
+
+        if not self.processes:
+            return None
+        return CudaSaved(
+            pids=tuple(inside[pid] for pid in self.pids),
+            in_turn=self._boundary.in_turn,
+            limits=asdict(self._limits),
+            inventory=self.inventory.at_rest().to_json(),
+            holds=dict(self.holds),
+            trace=tuple(answer.to_json() for answer in self.trace),
+        )
+
+    def undo(self) -> None:
+        """Bring all of it back, and see that every process runs.
+
+        Raises:
+            EndedInDump: GPU state is lost, so the workload was ended; the cause names what.
+        """
+        if not self._parked:
+            return
+        undone = self._boundary.undo()
+        self._over()
+        if not undone.whole:
+            end_crippled(self._files, self._root, undone)
+
+    def gone(self) -> None:
+        """Its processes have ended, saved: there is nothing to be brought back."""
+        if self._parked:
+            self._over()
+
+    def keep(self, **data: object) -> None:
+        """It stays parked after this process has ended."""
+        mark = GpuMark("suspended", self._run, self._root, self.processes, dict(data))
+        set_mark(self._files, mark)
+        self._driver.guard(None)
+        self._parked = False
+
+    def _choose(self, tree: Sequence[Identity]) -> None:
+        self._root = tree[0]
+        found = self._find(tree)
+        self.processes = tuple(process for process in tree if process.pid in found)
+        self._boundary = Boundary(
+            self._driver, self.processes, self._limits, in_turn(sorted(found))
+        )
+        if self.processes:
+            self.inventory = read_inventory()
+            self.holds = holdings(self.inventory, found)
+
+    def _find(self, tree: Sequence[Identity]) -> set[int]:
+        among = candidates(tree)
+        found, unanswered = find(self._driver, among, self._limits.call)
+        if unanswered:
+            raise self._failed("; ".join(unanswered))
+        return set(found)
+
+    def _refuse_newcomers(self) -> None:
+        """A process that came to CUDA after we looked would be left out of the boundary."""
+        found = self._find(processes.tree(self._root.pid))
+        new = sorted(found - set(self.pids))
+        if new:
+            raise self._failed(f"pid {new[0]} came to CUDA while the others were being locked")
+
+    def _failed(self, cause: str) -> CheckpointFailed:
+        return CheckpointFailed(self._files.name, cause, hint_of(cause.split("; "), Where.DUMP))
+
+    def _over(self) -> None:
+        clear_mark(self._files)
+        self._driver.guard(None)
+        self._parked = False
+
+
+def end_crippled(files: WorkloadState, root: Identity, undone: Undone) -> None:
+    """End a workload that has lost GPU state: half alive is not alive.
+
+    Raises:
+        EndedInDump: always; with what was lost.
+    """
+    end_tree(files, root)
+    raise EndedInDump(
+        files.name,
+        f"its GPU state is lost, so it was ended: {undone}",
+        "start it from its launch, or from an earlier checkpoint",
+    )
+
+
+def recover(files: WorkloadState, limits: CudaLimits) -> None:
+    """Bring back what a killed operation has left parked. The caller holds its lock.
+
+    Raises:
+        EndedInDump: GPU state is lost, so the workload was ended.
+    """
+    mark = read_mark(files)
+    if mark is None or mark.what != "checkpoint":
+        return
+    with Driver() as driver:
+        pids = [process.pid for process in mark.processes]
+        undone = bring_back(driver, mark.processes, limits, in_turn(pids))
+    clear_mark(files)
+    if not undone.whole:
+        end_crippled(files, mark.root, undone)
+
+
+def refuse_if_suspended(files: WorkloadState) -> None:
+    """Refuse to work on a workload whose GPU state is parked on purpose.
+
+    Raises:
+        Refused: it is.
+    """
+    mark = read_mark(files)
+    if mark is not None and mark.what == "suspended":
+        raise Refused(files.name, f"it is suspended (run {mark.run or 'by hand'})", "resume it")

@@ -1,0 +1,132 @@
+"""Suspend and resume: GPU state parked in host memory, without CRIU, for swaps on one node.
+
+The processes stay, and with them all that is in host memory. So it does not survive a reboot,
+nor an end of the workload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pitstop.model.cuda import CudaLimits
+from pitstop.model.errors import Cancelled, Refused
+from pitstop.node import answers, cancelling, subject
+from pitstop.node.clock import now, running_seconds
+from pitstop.node.cuda.boundary import Boundary, BoundaryFailedError
+from pitstop.node.cuda.driver import Driver
+from pitstop.node.cuda.finding import in_turn
+from pitstop.node.cuda.mark import GpuMark, clear_mark, read_mark
+from pitstop.node.cuda.parking import ParkedGpus, end_crippled, recover
+from pitstop.node.cuda.placing import refuse_unless_free
+from pitstop.node.locks import held
+from pitstop.node.paths import StateDir
+from pitstop.node.record import WorkloadState
+
+_UNDER_WAY = "another operation on this workload"
+
+
+def suspend(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Park a workload's GPU state in host memory. Its CPU threads run on.
+
+    Args:
+        state: the node's state.
+        arguments: `workload`, `run`, `pid_file`, `gpu_limits`.
+
+    Returns:
+        `processes`, `gpu_bytes`, `seconds`, `trace`, `survives_reboot` (never).
+
+    Raises:
+        Refused: it has no GPU state, or there is no room for it; nothing was touched.
+        CheckpointFailed: it runs on as before.
+        EndedInDump: GPU state was lost, so it was ended.
+    """
+    files = WorkloadState(state, str(arguments["workload"]))
+    limits, run = CudaLimits(**arguments.get("gpu_limits", {})), str(arguments.get("run", ""))
+    with held(files.operation_lock, files.name, _UNDER_WAY):
+        recover(files, limits)
+        mark = read_mark(files)
+        if mark is not None:
+            return _suspended(files.name, mark, run)
+        tree = subject.find(files, arguments.get("pid_file")).tree
+        with ParkedGpus(files, tree, limits, run) as gpus:
+            if not gpus.processes:
+                raise Refused(files.name, "it has no GPU state to park")
+            refuse_without_memory(files.name, gpus.pids, sum(gpus.holds.values()))
+            with cancelling.deferred():
+                return _park(files.name, gpus)
+
+
+def _park(name: str, gpus: ParkedGpus) -> dict[str, Any]:
+    begun = running_seconds()
+    try:
+        gpus.park("checkpoint")
+        if cancelling.asked():
+            raise Cancelled(name, "cancelled on request")
+    except BaseException:
+        gpus.undo()
+        raise
+    result = {
+        "processes": len(gpus.pids),
+        "gpu_bytes": sum(gpus.holds.values()),
+        "seconds": round(running_seconds() - begun, 6),
+        "suspended": now(),
+        "survives_reboot": False,
+        "trace": [answer.to_json() for answer in gpus.trace],
+    }
+    gpus.keep(result=result, holds=gpus.holds)
+    return result
+
+
+def resume(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Bring a suspended workload back onto its GPUs, and wait until it is ready.
+
+    Args:
+        state: the node's state.
+        arguments: `workload`, `run`, `ready`, `gpu_limits`.
+
+    Returns:
+        `ready_seconds` from the first call to ready, `processes`, `trace`, `ready`.
+
+    Raises:
+        Refused: it is not suspended, or its GPUs are not free; it stays as it is.
+        EndedInDump: its GPU state could not be brought back, so it was ended.
+        NotReady: it runs, but does not become ready.
+    """
+    files = WorkloadState(state, str(arguments["workload"]))
+    limits = CudaLimits(**arguments.get("gpu_limits", {}))
+    with held(files.operation_lock, files.name, _UNDER_WAY):
+        mark = read_mark(files)
+        if mark is None or mark.what != "suspended":
+            raise Refused(files.name, "it is not suspended", "a cold start brings it up")
+        refuse_unless_free(files.name, mark.data["holds"])
+        begun = running_seconds()
+        with cancelling.deferred(), Driver() as driver:
+            pids = [process.pid for process in mark.processes]
+            boundary = Boundary(driver, mark.processes, limits, in_turn(pids))
+            _bring_back(files, mark, boundary)
+        clear_mark(files)
+        ready = answers.wait_ready(arguments["ready"], mark.root.alive)
+        return {
+            "ready_seconds": round(ready - begun, 6),
+            "ready": now(),
+            "processes": len(mark.processes),
+            "trace": [answer.to_json() for answer in boundary.trace],
+        }
+
+
+def _bring_back(files: WorkloadState, mark: GpuMark, boundary: Boundary) -> None:
+    try:
+        boundary.restore({})
+    except BoundaryFailedError:
+        undone = boundary.undo()  # the same way, with what failed tried again
+        if not undone.whole:
+            clear_mark(files)
+            end_crippled(files, mark.root, undone)
+
+
+def _suspended(name: str, mark: GpuMark, run: str) -> dict[str, Any]:
+    """Asked again for what is done: by the same run that is no error."""
+    if mark.what != "suspended" or mark.run != run:
+        raise Refused(name, f"it is suspended already ({mark.run or 'by hand'})")
+    return dict(mark.data["result"])

@@ -1,0 +1,138 @@
+"""The process that calls the CUDA driver: `python -m pitstop.node.cuda.worker`.
+
+A driver call can hang for ever or end its caller. So it is made by a process of its own, a
+thread for each call: requests and answers are JSON lines on stdin and stdout. Whoever asks sets
+the deadline and ends this process when it is not kept.
+
+It is also the guard of what it has locked: when whoever asks ends without a word, it brings
+every process back to running, after CRIU, which holds the same operation's lock, has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pitstop.model.cuda import Call, CudaAnswer, CudaLimits, CudaRequest
+from pitstop.node.clock import running_seconds
+from pitstop.node.cuda.undo import bring_back
+from pitstop.node.locks import Lock
+from pitstop.node.processes import Identity
+
+GUARD_PATIENCE = 3600.0
+"""Seconds for CRIU to end after whoever has started it was killed."""
+
+
+def perform(request: CudaRequest) -> CudaAnswer:
+    """Make one call and return its answer. It does not raise for what a driver can say."""
+    began = running_seconds()
+    value = error = ""
+    try:
+        value = _call(request)
+    except Exception as problem:  # noqa: BLE001  # the binding has no common base for its errors
+        error = str(problem).strip() or type(problem).__name__
+    return CudaAnswer(request.pid, request.call, value, error, began=began, ended=running_seconds())
+
+
+def _call(request: CudaRequest) -> str:
+    from cuda.core.checkpoint import Process
+
+    process = Process(request.pid)
+    match request.call:
+        case Call.STATE:
+            return str(process.state)
+        case Call.RESTORE_THREAD:
+            return str(process.restore_thread_id)
+        case Call.LOCK:
+            process.lock(request.timeout_ms)
+        case Call.CHECKPOINT:
+            process.checkpoint()
+        case Call.RESTORE:
+            process.restore({_bare(a): _bare(b) for a, b in request.gpu_map.items()} or None)
+        case Call.UNLOCK:
+            process.unlock()
+    return ""
+
+
+def _bare(uuid: str) -> str:
+    """NVML writes `GPU-` before a UUID, CUDA does not."""
+    return uuid.removeprefix("GPU-")
+
+
+def initialise() -> str:
+    """Load and initialise the driver once; return why it cannot be used, or an empty text."""
+    try:
+        from cuda.bindings import driver
+        from cuda.core import checkpoint  # noqa: F401  # before threads import it at once
+
+        (status,) = driver.cuInit(0)
+        if status != driver.CUresult.CUDA_SUCCESS:
+            _, text = driver.cuGetErrorString(status)
+            return f"{status.name}: {text.decode(errors='replace') if text else ''}"
+    except Exception as problem:  # noqa: BLE001  # whatever a library does when it is loaded
+        return str(problem).strip() or type(problem).__name__
+    return ""
+
+
+class InProcess:
+    """Calls made by this process itself, without a deadline: for the guard."""
+
+    def ask(self, requests: Sequence[CudaRequest], _seconds: float) -> list[CudaAnswer]:
+        """Make all calls at once and wait for all."""
+        answers: list[CudaAnswer] = []
+        threads = [
+            threading.Thread(target=lambda r=request: answers.append(perform(r)))
+            for request in requests
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return answers
+
+
+def main() -> None:
+    """Serve until stdin ends."""
+    say = threading.Lock()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints is no answer
+
+    def tell(message: Mapping[str, Any]) -> None:
+        with say:
+            print(json.dumps(message), file=answers, flush=True)
+
+    def serve(number: int, request: CudaRequest) -> None:
+        tell({"id": number, **perform(request).to_json()})
+
+    tell({"ready": True, "error": initialise()})
+    guarded: Mapping[str, Any] | None = None
+    for line in sys.stdin:
+        message = json.loads(line)
+        if "guard" in message:
+            guarded = message["guard"]
+            tell({"guarding": guarded is not None})
+            continue
+        request = CudaRequest.from_json(message)
+        threading.Thread(target=serve, args=(message["id"], request), daemon=True).start()
+    if guarded is not None:
+        _guard(guarded)
+
+
+def _guard(guarded: Mapping[str, Any]) -> None:
+    lock = Lock(Path(guarded["lock"]))
+    lock.acquire(GUARD_PATIENCE)
+    try:
+        processes = [Identity(int(pid), int(start)) for pid, start in guarded["processes"]]
+        undone = bring_back(InProcess(), processes, CudaLimits(), bool(guarded["in_turn"]))
+        print(f"pitstop: after its operation was killed: {undone}", file=sys.stderr, flush=True)
+    finally:
+        lock.release()
+
+
+if __name__ == "__main__":
+    main()
