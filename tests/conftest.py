@@ -11,6 +11,7 @@ pytest_plugins = [
     "tests.rigs.slurm",
     "tests.rigs.slurm_site",
     "tests.rigs.gpu_nodes",
+    "tests.rigs.two_nodes",
 ]
 
 # What the whole suite has time for; `--hypothesis-profile thorough` when there is more.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from pitstop.images.durable import make_directory, read_json, write_json
@@ -42,6 +43,33 @@ def _inventory(_state: StateDir, _arguments: Mapping[str, Any]) -> dict[str, Any
     from pitstop.node.gpus import describe
 
     return describe()
+
+
+def _candidate(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Say what speaks for and against each of some workloads moving here."""
+    from pitstop.node.candidate import look
+
+    return {
+        "workloads": {
+            name: look(state, name, asked) for name, asked in dict(arguments["workloads"]).items()
+        }
+    }
+
+
+def _handover(step: str) -> Call:
+    def call(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        from pitstop.node import handover
+
+        steps: dict[str, Call] = {
+            "offer": handover.offer,
+            "arrival": handover.arrival,
+            "give": handover.give,
+            "accept": handover.accept,
+            "take-back": handover.take_back,
+        }
+        return steps[step](state, arguments)
+
+    return call
 
 
 def _fingerprint(_state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,8 +208,10 @@ def _workload(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
     files = WorkloadState(state, str(arguments["workload"]))
     record = files.record()
+    moved = files.moved()
     return {
         "running": files.running(),
+        "moved": asdict(moved) if moved else None,
         "parked": is_parked(files),
         "phase": record.phase.value,
         "generation": record.generation,
@@ -254,6 +284,12 @@ CALLS: dict[str, Call] = {
     "inspect": _inspect,
     "inventory": _inventory,
     "fingerprint": _fingerprint,
+    "candidate": _candidate,
+    "handover.offer": _handover("offer"),
+    "handover.arrival": _handover("arrival"),
+    "handover.give": _handover("give"),
+    "handover.accept": _handover("accept"),
+    "handover.take-back": _handover("take-back"),
     "op.start": _op_start,
     "op.status": _op_status,
     "op.wait": _op_wait,
