@@ -27,7 +27,8 @@ def look(state: StateDir, name: str, asked: Mapping[str, Any]) -> dict[str, Any]
         name: the workload.
         asked: `run` that asks (empty while planning), `probes`, `pid_file` and `launch` as the
             site declares them; `signer`, the public key of the node it comes from; `output`,
-            the directory on that node that its output is written to.
+            the directory on that node that its output is written to; `gpus`, how many GPUs
+            it holds, and `gpu_bytes` of state on them.
 
     Returns:
         `fingerprint`, `memory_available` and `disk_free` in bytes, `reasons` in words.
