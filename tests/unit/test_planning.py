@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 
 from pitstop.images.durable import write_json
-from pitstop.images.signing import Keys
 from pitstop.model.errors import BadInput, NodeUnreachable, Refused
 from pitstop.model.maintenance import Maintenance
 from pitstop.model.plan import Plan
 from pitstop.model.site import Site
 from pitstop.model.words import Shape, Strategy
 from pitstop.node.paths import StateDir
-from pitstop.node.record import Moved, WorkloadState
+from pitstop.node.record import WorkloadState
 from pitstop.steps.planning import make_plan
 from pitstop.steps.runs import create_run, has_run
 from pitstop.templates import runbook_source
@@ -86,18 +85,6 @@ def maintenance(**changes: Any) -> Maintenance:
 
 def planned(site_: Site, **changes: Any) -> Plan:
     return make_plan(site_, maintenance(**changes), RUNBOOK, "patch-and-restart.md.j2")
-
-
-def with_spare(tmp_path: Path, process: Path, *names: str, **more: Any) -> tuple[Site, StateDir]:
-    """A site whose spare is this machine as well, with a state of its own."""
-    launch = {"command": ["sleep", "1000"]}
-    spec = {"launch": launch, "spares": [{"node": "there"}], **more}
-    data = site(tmp_path, **{n: workload({"here": 1}, process, **spec) for n in names or ("web",)})
-    spare = StateDir.at(str(tmp_path / "spare"))
-    here, there = Keys(StateDir.at(str(tmp_path / "state")).keys()), Keys(spare.keys())
-    there.trust("here", here.public(make=True) or b"")
-    node = data.nodes["here"].model_copy(update={"state_dir": str(spare.root)})
-    return data.model_copy(update={"nodes": {**data.nodes, "there": node}}), spare
 
 
 def files(root: Path) -> set[str]:
@@ -177,24 +164,25 @@ def test_declared_change_predicts_the_gate_and_saves_the_dump(
     assert web.strategy is Strategy.RESTORE
 
 
-CHANGED = {"engine.version": "2.0"}
-
-
-def test_moves_to_a_spare_that_fits_and_the_plan_carries_it(tmp_path: Path, process: Path) -> None:
-    one, spare = with_spare(tmp_path, process, pid_file=None)
-    state = StateDir.at(str(tmp_path / "state"))
-    assert planned(one, changes=CHANGED).workloads[0].strategy is Strategy.LEAVE
-    one, spare = with_spare(tmp_path, process, pid_file=str(process))
-    before = files(spare.root)
-    [web] = planned(one).workloads
-    assert (web.strategy, web.target) == (Strategy.RESTORE, None)
-    plan = planned(one, changes=CHANGED)
+def test_spare_that_is_not_taken_is_named_with_its_reason(tmp_path: Path, process: Path) -> None:
+    one = site(tmp_path, web=workload({"here": 1}, process, spares=[{"node": "there"}]))
+    plan = planned(one, changes={"engine.version": "2.0"})
     [web] = plan.workloads
-    # A copy that answers to the same PID file is seen from both: this is one machine.
-    assert web.strategy is Strategy.COLD_START
-    assert "there: a copy of it runs there already" in web.reason
-    assert files(spare.root) == before
-    assert WorkloadState(state, "web").holder() == ""
+    assert (web.strategy, web.target, plan.go) == (Strategy.COLD_START, None, True)
+    assert "engine.version: 1.0 -> 2.0" in web.reason
+    assert "there: cannot be asked: " in web.reason
+    # Valid here: then nobody is asked, and nothing moves.
+    [web] = planned(one).workloads
+    assert (web.strategy, "there" in web.reason) == (Strategy.RESTORE, False)
+
+
+def test_what_is_a_spare_here_is_planned_only_while_it_runs_here(
+    tmp_path: Path, process: Path
+) -> None:
+    spare = {"spares": [{"node": "here"}]}
+    assert planned(site(tmp_path, web=workload({"there": 1}, None, **spare))).workloads == ()
+    [web] = planned(site(tmp_path, web=workload({"there": 1}, process, **spare))).workloads
+    assert (web.strategy, web.spec.placement) == (Strategy.RESTORE, {"here": 1})
 
 
 def test_quarantined_node_and_held_workload_are_a_no_go_each(tmp_path: Path, process: Path) -> None:

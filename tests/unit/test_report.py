@@ -693,9 +693,9 @@ def test_record_says_where_a_workload_is_now_and_how_it_came_there() -> None:
     page = record(plan, log, outcome)
     check_safe(page)
     for expected in (
-        "n1 was serviced and is back in service: chat migrated to n2 in 0.5 s.",
+        "n1 was serviced and is back in service: chat migrated to n2 in 0.50 s.",
         "now on n2",
-        "brought to n2 in 4.0 s",
+        "brought to n2 in 4.00 s",
         "chat: asked on n2 valid",
         "chat: predicted by the plan invalid",
     ):
