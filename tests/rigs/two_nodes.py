@@ -86,11 +86,11 @@ class TwoNodes(SiteRig):
                 return int(entry.name)
         return None
 
-    def start_all(self, *names: str) -> int:
+    def start_all(self, *names: str) -> str:
         """Start what the site declares, or only these; `web` is counted up to 3.
 
         Returns:
-            When `web` was born: its memory, which only a restore keeps.
+            What `web` drew when it was born: its memory, which only a restore keeps.
         """
         workloads = self.site["workloads"]
         self.site["workloads"] = {n: workloads[n] for n in names or workloads}
@@ -102,7 +102,7 @@ class TwoNodes(SiteRig):
         finally:
             engine.close()
         assert self.count_to(3) == 3
-        return int(self.ask_on(NODE, "/proof")["born"])
+        return str(self.ask_on(NODE, "/proof")["born"])
 
     def changes_kernel(self, name: str = "kernel", node: str = NODE) -> Path:
         """A maintenance without a reboot that declares another kernel."""
@@ -120,7 +120,7 @@ def by_name(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {workload["name"]: workload for workload in result["workloads"]}
 
 
-def assert_moved(rig: TwoNodes, result: dict[str, Any], born: int) -> None:
+def assert_moved(rig: TwoNodes, result: dict[str, Any], born: str) -> None:
     """`web` goes on on the second node, admitted; `api` was stopped, never dumped, and is back.
 
     The same under every front end. What is asked of `web` counts it up to 4.

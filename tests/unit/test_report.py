@@ -706,7 +706,7 @@ def test_record_says_where_a_workload_is_now_and_how_it_came_there() -> None:
     assert [bar.kind for bar in drawn.lanes[1].steps] == [
         *("checkpoint", "transfer", "gate", "restore"),
     ]
-    data = json.loads(report_json(plan, log.events, outcome, log.chain))
+    data = report_json(plan, log.events, outcome, log.chain)
     assert {gate["node"] for gate in data["gates"]} == {"n1", "n2"}
     assert (data["workloads"][0]["node"], data["workloads"][0]["transfer_seconds"]) == ("n2", 4.0)
 

@@ -1,4 +1,4 @@
-"""A workload moves to another node in a DAG run: tasks for both nodes, of which one set is taken."""
+"""A workload moves in a DAG run: tasks for both nodes, of which one set is taken."""
 
 from __future__ import annotations
 
