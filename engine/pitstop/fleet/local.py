@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Sequence
 
-from pitstop.fleet.transport import OUTPUT_LIMIT, Completed, Transport
+from pitstop.fleet.local_talk import LocalConversation
+from pitstop.fleet.transport import OUTPUT_LIMIT, Completed, Conversation, Transport
 from pitstop.model.errors import DeadlineExceeded, NodeUnreachable
 
 
@@ -25,6 +26,10 @@ class LocalTransport(Transport):
         return Completed(
             result.returncode, result.stdout[-OUTPUT_LIMIT:], result.stderr[-OUTPUT_LIMIT:]
         )
+
+    def open(self, argv: Sequence[str], timeout: float) -> Conversation:  # noqa: ARG002
+        """Start a program to speak with; see `Transport.open`."""
+        return LocalConversation(argv)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -18,7 +18,8 @@ from paramiko.pkey import UnknownKeyType
 from pitstop.fleet import hostkeys
 from pitstop.fleet.dialing import Line, dial
 from pitstop.fleet.hostkeys import HostKeys
-from pitstop.fleet.transport import OUTPUT_LIMIT, Completed, Transport
+from pitstop.fleet.ssh_talk import LOST, SshConversation, ends_after
+from pitstop.fleet.transport import OUTPUT_LIMIT, Completed, Conversation, Transport
 from pitstop.model.errors import (
     BadInput,
     ConnectionLost,
@@ -39,10 +40,6 @@ _UNUSABLE_KEY = (
     *(paramiko.SSHException, UnknownKeyType, UnsupportedAlgorithm),
 )
 """What reading a private key raises: TypeError is for one with a passphrase."""
-
-
-_LOST = (paramiko.SSHException, OSError, EOFError)
-"""What paramiko raises when a connection has ended."""
 
 
 class SshTransport(Transport):
@@ -71,7 +68,7 @@ class SshTransport(Transport):
         try:
             channel.exec_command(shlex.join(argv))
             return _exchange(channel, stdin)
-        except _LOST as error:
+        except LOST as error:
             self.close()
             if time.monotonic() >= end:
                 raise DeadlineExceeded(self._name, f"no answer after {timeout:g} s") from error
@@ -80,8 +77,23 @@ class SshTransport(Transport):
             watchdog.cancel()
             # The answer is complete or its loss is said; closing says so over a connection
             # that may have died in between, as it does when a node reboots.
-            with contextlib.suppress(*_LOST):
+            with contextlib.suppress(*LOST):
                 channel.close()
+
+    def open(self, argv: Sequence[str], timeout: float) -> Conversation:
+        """Start a program to speak with; see `Transport.open`."""
+        channel = self._open()
+        assert self._connection is not None  # noqa: S101  # the channel is one of it
+        end = time.monotonic() + timeout
+        try:
+            with ends_after(self._connection, timeout):
+                channel.exec_command(shlex.join(argv))
+        except LOST as error:
+            self.close()
+            if time.monotonic() >= end:
+                raise DeadlineExceeded(self._name, f"not started after {timeout:g} s") from error
+            raise NodeUnreachable(self._name, f"no command could be started: {error}") from error
+        return SshConversation(self._name, self._ssh, self._connection, channel)
 
     def close(self) -> None:
         """End the connection."""
@@ -101,7 +113,7 @@ class SshTransport(Transport):
             assert self._connection is not None  # noqa: S101  # _connect sets it or raises
             try:
                 return self._connection.open_session(timeout=self._ssh.connect_timeout)
-            except _LOST as error:
+            except LOST as error:
                 # A connection that died unnoticed: nothing was sent yet, so once more.
                 self.close()
                 if fresh:
@@ -130,7 +142,7 @@ class SshTransport(Transport):
         except (HostKeyRefused, PermanentError):
             self.close()
             raise
-        except _LOST as error:
+        except LOST as error:
             self.close()
             raise NodeUnreachable(self._name, f"no SSH connection: {error}") from error
         connection.set_keepalive(max(1, int(self._ssh.keepalive)))
