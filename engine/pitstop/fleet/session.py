@@ -53,7 +53,7 @@ class Session:
         data = json.dumps(request).encode()
         end = time.monotonic() + timeout
         for _ in range(TRIES):
-            left = max(end - time.monotonic(), 0.001)
+            left = max(round(end - time.monotonic(), 3), 0.001)
             if self._too_old:
                 return self._ask_process(data, left)
             answer = self._ask_session(data, left)

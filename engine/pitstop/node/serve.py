@@ -56,7 +56,8 @@ def serve() -> int:
         status = _in_child(partial(answer, message), request.nonce, interrupt)
         if status < 0:
             # As a process for this request would have: killed is no error of the engine's.
-            signal.signal(-status, signal.SIG_DFL)
+            if -status != signal.SIGKILL:
+                signal.signal(-status, signal.SIG_DFL)
             os.kill(os.getpid(), -status)
         if status != 0:
             return 1
