@@ -397,6 +397,9 @@ def test_one_session_over_ssh_and_another_one_after_it_died(
     assert len(starts(tmp_path)) == 1
     # The session alone, then the connection below it, which only goes silent.
     lab_node.run(["kill", "-9", starts(tmp_path)[-1]])
+    conversation = remote._session._conversation
+    assert conversation is not None
+    until(conversation.over, "its end has arrived here")
     assert remote.ping()["boot_id"] == lab_node.boot_id
     sshd = lab_node.run(["sh", "-c", 'ps -o ppid= -p "$1"', "sh", starts(tmp_path)[-1]]).strip()
     lab_node.run(["kill", "-STOP", sshd])

@@ -12,7 +12,7 @@ import pytest
 from pitstop.decide.attempts import standing
 from pitstop.fleet import node as node_module
 from pitstop.fleet.node import RemoteNode
-from pitstop.fleet.transport import Completed, Conversation, Transport
+from pitstop.fleet.transport import Completed, Conversation, SessionTransport
 from pitstop.journal.chain import faults
 from pitstop.model.errors import (
     Busy,
@@ -121,7 +121,7 @@ def make_plan(*workloads: WorkloadPlan) -> Plan:
     )
 
 
-class FrameTransport(Transport):
+class FrameTransport(SessionTransport):
     """A node that answers what it is told to, and remembers what it was asked."""
 
     def __init__(self, answer: Callable[[dict[str, Any]], dict[str, Any]] | None = None) -> None:

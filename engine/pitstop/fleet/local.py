@@ -6,11 +6,11 @@ import subprocess
 from collections.abc import Sequence
 
 from pitstop.fleet.local_talk import LocalConversation
-from pitstop.fleet.transport import OUTPUT_LIMIT, Completed, Conversation, Transport
+from pitstop.fleet.transport import OUTPUT_LIMIT, Completed, Conversation, SessionTransport
 from pitstop.model.errors import DeadlineExceeded, NodeUnreachable
 
 
-class LocalTransport(Transport):
+class LocalTransport(SessionTransport):
     """Runs commands as children of this process."""
 
     def run(self, argv: Sequence[str], stdin: bytes, timeout: float) -> Completed:
@@ -28,7 +28,7 @@ class LocalTransport(Transport):
         )
 
     def open(self, argv: Sequence[str], timeout: float) -> Conversation:  # noqa: ARG002
-        """Start a program to speak with; see `Transport.open`."""
+        """Start a program to speak with; see `SessionTransport.open`."""
         return LocalConversation(argv)
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from pitstop.fleet.local import LocalTransport
 from pitstop.fleet.session import Session
 from pitstop.fleet.ssh import SshTransport
-from pitstop.fleet.transport import Transport
+from pitstop.fleet.transport import SessionTransport
 from pitstop.model.errors import (
     BadInput,
     ConnectionLost,
@@ -66,7 +66,7 @@ class RemoteNode:
         self,
         name: str,
         spec: Node,
-        transport: Transport | None = None,
+        transport: SessionTransport | None = None,
         lease: Mapping[str, Any] | None = None,
     ) -> None:
         self.name = name

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pitstop.fleet.transport import OUTPUT_LIMIT, Conversation, Ended, Transport
+from pitstop.fleet.transport import OUTPUT_LIMIT, Conversation, Ended, SessionTransport
 from pitstop.model.errors import NodeUnreachable, TemporaryError
 from pitstop.node.frame import Framed, frame, unwrap
 from pitstop.node.serve import AGAIN, IDLE
@@ -26,7 +26,7 @@ TRIES = 4
 class Session:
     """Requests to one node. Not for use by several threads at once."""
 
-    def __init__(self, name: str, engine: Sequence[str], transport: Transport) -> None:
+    def __init__(self, name: str, engine: Sequence[str], transport: SessionTransport) -> None:
         self._name = name
         self._engine = list(engine)
         self._transport = transport

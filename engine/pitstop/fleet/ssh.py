@@ -19,7 +19,7 @@ from pitstop.fleet import hostkeys
 from pitstop.fleet.dialing import Line, dial
 from pitstop.fleet.hostkeys import HostKeys
 from pitstop.fleet.ssh_talk import LOST, SshConversation, ends_after
-from pitstop.fleet.transport import OUTPUT_LIMIT, Completed, Conversation, Transport
+from pitstop.fleet.transport import OUTPUT_LIMIT, Completed, Conversation, SessionTransport
 from pitstop.model.errors import (
     BadInput,
     ConnectionLost,
@@ -42,7 +42,7 @@ _UNUSABLE_KEY = (
 """What reading a private key raises: TypeError is for one with a passphrase."""
 
 
-class SshTransport(Transport):
+class SshTransport(SessionTransport):
     """One SSH connection, made when it is needed and again after it was lost."""
 
     def __init__(self, name: str, ssh: Ssh) -> None:
@@ -81,7 +81,7 @@ class SshTransport(Transport):
                 channel.close()
 
     def open(self, argv: Sequence[str], timeout: float) -> Conversation:
-        """Start a program to speak with; see `Transport.open`."""
+        """Start a program to speak with; see `SessionTransport.open`."""
         channel = self._open()
         assert self._connection is not None  # noqa: S101  # the channel is one of it
         end = time.monotonic() + timeout

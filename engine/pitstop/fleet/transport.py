@@ -91,6 +91,14 @@ class Transport(ABC):
         """
 
     @abstractmethod
+    def close(self) -> None:
+        """Give the connection back. The next `run` or `open` makes a new one."""
+
+
+class SessionTransport(Transport):
+    """One that can also keep a program to speak with."""
+
+    @abstractmethod
     def open(self, argv: Sequence[str], timeout: float) -> Conversation:
         """Start a program to speak with.
 
@@ -99,7 +107,3 @@ class Transport(ABC):
             DeadlineExceeded: it was not started after `timeout` seconds.
             HostKeyRefused: the machine is not the one it should be.
         """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Give the connection back. The next `run` or `open` makes a new one."""
