@@ -46,6 +46,14 @@ def _free_port() -> int:
         return int(taken.getsockname()[1])
 
 
+def _descendants(pid: int) -> list[int]:
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return [one for child in map(int, children) for one in (child, *_descendants(child))]
+
+
 class GpuWorkload:
     """A running workload; a context manager that ends it."""
 
@@ -85,16 +93,13 @@ class GpuWorkload:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with ExitStack() as ends:
-            ranks = select.poll()
-            count = 0
-            for pid in tree(self.process.pid):
+        with ExitStack() as opened:
+            ends = []
+            for pid in _descendants(self.process.pid):
                 with suppress(ProcessLookupError):
-                    descriptor = os.pidfd_open(pid)
-                    ends.callback(os.close, descriptor)
-                    ranks.register(descriptor, select.POLLIN)
-                    count += 1
-            self.process.kill()  # the ranks go with it, soon after
+                    ends.append(os.pidfd_open(pid))
+                    opened.callback(os.close, ends[-1])
+            self.process.kill()
             self.process.wait()
-            while count and len(ranks.poll()) < count:
-                pass
+            for end in ends:  # the ranks end with their parent, but not at the same moment
+                select.select([end], [], [])
