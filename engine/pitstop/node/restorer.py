@@ -185,12 +185,14 @@ class Restorer:
             try:
                 tree = [processes.identity(pid) for pid in saved.pids]
                 Boundary(driver, tree, limits, saved.in_turn).restore(self._gpu_map)
-            except (BoundaryFailedError, WorkloadGone) as error:
-                raise self._failure(str(error).split("; ")) from error
+            except BoundaryFailedError as error:
+                raise self._failure(error.lines, error.where) from error
+            except WorkloadGone as error:
+                raise self._failure([str(error)], Where.CUDA_RESTORE) from error
 
-    def _failure(self, lines: Sequence[str]) -> PitstopError:
+    def _failure(self, lines: Sequence[str], where: Where = Where.RESTORE) -> PitstopError:
         causes = "; ".join(lines[:5]) or "CRIU failed and named no error"
-        known = judge(lines, Where.RESTORE)
+        known = judge(lines, where)
         # Only before the checkpoint is used up is there anything left to try again with.
         left = self.checkpoint.state() is State.SEALED
         taken = left and "Address already in use" in causes
