@@ -199,8 +199,8 @@ class _Allowed:
         are = "GPU is" if needed == 1 else "GPUs are"
         model = f" of the model {name}" if name else ""
         return (
-            f"{needed} {are} needed{model}, and {self.count(present)} of {len(present)} may be used "
-            "(free, and visible to the workload)"
+            f"{needed} {are} needed{model}, and {self.count(present)} of {len(present)} may be "
+            "used (free, and visible to the workload)"
         )
 
 
