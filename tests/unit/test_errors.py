@@ -100,6 +100,16 @@ def test_retryable_of_a_message_is_not_believed() -> None:
     assert PitstopError.from_json({"code": "refused", "retryable": True}).retryable is False
 
 
+@pytest.mark.parametrize("retryable", [True, False])
+@pytest.mark.parametrize("kind", [errors.CheckpointFailed, errors.PortTaken])
+def test_a_known_failure_decides_over_the_class(kind: type[PitstopError], retryable: bool) -> None:
+    error = kind("s", "c").judged("port-taken", retryable)
+    for back in (error, PitstopError.from_json(error.to_json()), pickle.loads(pickle.dumps(error))):  # noqa: S301
+        assert (back.failure, back.retryable) == ("port-taken", retryable)
+    assert kind("s", "c").judged("", None).retryable is kind.retryable
+    assert kind.retryable is issubclass(kind, TemporaryError)
+
+
 def test_words() -> None:
     assert str(errors.Busy("s", "c")) == "s: c"
     assert str(errors.Busy("s", "c", "h")) == "s: c (h)"

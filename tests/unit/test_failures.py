@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pitstop.decide.failures import CATALOGUE, Action, Where, classify, hint_of
+from pitstop.decide.failures import CATALOGUE, Action, Where, classify, hint_of, judge
 
 # Lines as the programs print them, with names and numbers of our own.
 SAID = {
@@ -55,6 +55,32 @@ SAID = {
     ("driver-regression", "dump"): "cuda_plugin: checkpoint: operation not supported",
     ("driver-mismatch", "kernel"): "Failed to initialize NVML: Driver/library version mismatch",
     ("fell-off-the-bus", "kernel"): "NVRM: GPU 0000:9a:00.0: GPU has fallen off the bus.",
+    ("connection-not-accepted", "dump"): "inet: In-flight connection (l) for 8a91be",
+    ("netlink-not-read", "dump"): "netlink: The socket has data to read",
+    ("memory-of-its-parent", "dump"): "Can't make VM id for 1002",
+    ("socket-leads-outside", "dump"): "unix: External socket is used. Consider using --ext-unix-sk",
+    ("socket-led-outside", "restore"): "unix: FATAL: Peer 8164 unresolved for 9003408",
+    ("file-of-an-unknown-kind", "dump"): "Can't dump file 3 of that type [20600] (chr 10:232)",
+    ("socket-of-an-unknown-kind", "dump"): "sockets: BUG! Unknown socket collected (family 40)",
+    ("traced", "dump"): "Unseizable non-zombie 1002 found, state S, err -1/10",
+    ("nested-namespace", "dump"): "Can't dump nested uts namespace for 1002",
+    (
+        "deleted-file-too-large",
+        "dump",
+    ): "Can't dump ghost file /data/g of 269488128 size, increase limit",
+    ("file-on-no-mount", "dump"): "Can't lookup mount=21 for fd=3 path=/q (deleted)",
+    ("cuda-busy", "cuda-lock"): "CUDA_ERROR_NOT_READY: 600",
+    ("cuda-cannot-save", "cuda-checkpoint"): "CUDA_ERROR_NOT_SUPPORTED: 801",
+    ("cuda-no-host-memory", "cuda-checkpoint"): "CUDA_ERROR_OUT_OF_MEMORY: 2",
+    ("cuda-no-gpu-memory", "cuda-restore"): "CUDA_ERROR_OUT_OF_MEMORY: 2",
+    ("cuda-stuck", "cuda-unlock"): "CUDA_ERROR_ILLEGAL_STATE: 401",
+    ("cuda-process-lost", "cuda-lock"): "CUDA_ERROR_OPERATING_SYSTEM: 304",
+    ("cuda-out-of-turn", "cuda-lock"): "CUDA_ERROR_ILLEGAL_STATE: 401",
+    ("fabric-not-ready", "cuda-lock"): "CUDA_ERROR_SYSTEM_NOT_READY: 802",
+    ("gpu-lost", "nvml"): "GPU is lost",
+    ("gpu-hardware", "kernel"): "NVRM: Xid (PCI:0000:4f:00): 48, pid=9, Double Bit ECC Error",
+    ("gpu-needs-reset", "kernel"): "NVRM: Xid (PCI:0000:4f:00): 94, pid=9, Contained ECC error",
+    ("application-fault", "kernel"): "NVRM: Xid (PCI:0000:4f:00): 13, pid=9, Graphics Exception",
     ("module-in-use", "kernel"): "rmmod: ERROR: Module nvidia_drm is in use",
 }
 
@@ -83,6 +109,29 @@ def test_the_same_words_mean_another_thing_elsewhere() -> None:
     line = SAID["port-taken", "restore"]
     assert classify([line], Where.DUMP) == ()
     assert [known.action for known in classify([line], Where.RESTORE)] == [Action.RETRY]
+
+
+@pytest.mark.parametrize(
+    ("lines", "failure", "retryable"),
+    [
+        (["something new"], "", None),
+        (["Can't make VM id for 7"], "memory-of-its-parent", True),
+        (
+            ["Can't make VM id for 7", "No space left on device"],
+            "memory-of-its-parent,no-room",
+            False,
+        ),
+        (["send_fds failed (-22)"], "io-uring", False),
+        (["send_fds failed (-104)"], "", None),
+        (["Unsupported proto 132 for socket 9"], "socket-of-an-unknown-kind", False),
+    ],
+)
+def test_trying_again_helps_only_if_all_that_is_known_says_so(
+    lines: list[str], failure: str, retryable: bool | None
+) -> None:
+    judged = judge(lines, Where.DUMP)
+    assert (judged.failure, judged.retryable) == (failure, retryable)
+    assert judged.mark == (f" [{failure}]" if failure else "")
 
 
 @given(st.lists(st.text(max_size=200), max_size=20), st.sampled_from(list(Where)))

@@ -18,6 +18,11 @@ class Where(StrEnum):
 
     DUMP = "dump"
     RESTORE = "restore"
+    CUDA_LOCK = "cuda-lock"
+    CUDA_CHECKPOINT = "cuda-checkpoint"
+    CUDA_RESTORE = "cuda-restore"
+    CUDA_UNLOCK = "cuda-unlock"
+    NVML = "nvml"
     KERNEL = "kernel"
 
 
@@ -67,12 +72,15 @@ class Known:
 
 _DUMP, _RESTORE, _KERNEL = (Where.DUMP,), (Where.RESTORE,), (Where.KERNEL,)
 _BOTH = (Where.DUMP, Where.RESTORE)
+_LOCK, _SAVE = (Where.CUDA_LOCK,), (Where.CUDA_LOCK, Where.CUDA_CHECKPOINT)
+_LOAD = (Where.CUDA_RESTORE,)
+_CUDA = (*_SAVE, Where.CUDA_RESTORE, Where.CUDA_UNLOCK)
 
 CATALOGUE: tuple[Known, ...] = (
     Known(
         "io-uring",
         _DUMP,
-        r"anon_inode:\[io_uring\]",
+        r"anon_inode:\[io_uring\]|send_fds failed \(-22\)",
         "the workload uses io_uring, which CRIU cannot save",
         Action.OTHER,
         "start it with --deny-io-uring, or UV_USE_IO_URING=0 where it is libuv's",
@@ -299,8 +307,8 @@ CATALOGUE: tuple[Known, ...] = (
     ),
     Known(
         "driver-mismatch",
-        (Where.DUMP, Where.RESTORE, Where.KERNEL),
-        r"(?i)(driver/library|NVML/RM) version mismatch",
+        (*_BOTH, *_CUDA, Where.NVML, Where.KERNEL),
+        r"(?i)(driver/library|NVML/RM) version mismatch|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
         "the installed driver is not the one that the kernel runs",
         Action.FIX,
         "reboot, or load the new module; until then nothing is saved or restored there",
@@ -324,6 +332,214 @@ CATALOGUE: tuple[Known, ...] = (
         "end what holds it: lsof /dev/nvidia*, also exporters and nvidia-persistenced",
         ("rmmod(8)",),
     ),
+    Known(
+        "connection-not-accepted",
+        _DUMP,
+        r"inet: In-flight connection \(",
+        "a client is connected that the workload has not accepted yet",
+        Action.RETRY,
+        "again, once it is accepted; drain the workload first",
+        ("criu: sk-inet.c, --skip-in-flight",),
+    ),
+    Known(
+        "netlink-not-read",
+        _DUMP,
+        r"netlink: The socket has data to read",
+        "messages of the kernel are waiting in a netlink socket",
+        Action.RETRY,
+        "again, once the program has read them",
+        ("criu: sk-netlink.c",),
+    ),
+    Known(
+        "memory-of-its-parent",
+        _DUMP,
+        r"Can't make VM id for \d+",
+        "a process is in its parent's memory, as between vfork and exec",
+        Action.RETRY,
+        "again; if it stays so, start it cold",
+        ("criu: kcmp-ids.c",),
+    ),
+    Known(
+        "socket-leads-outside",
+        _DUMP,
+        r"unix: External socket is used",
+        "the other end of a UNIX socket is held by a process outside",
+        Action.OTHER,
+        "let the connection end first, or configure the program without it",
+        ("criu: sk-unix.c, --ext-unix-sk",),
+    ),
+    Known(
+        "socket-led-outside",
+        _RESTORE,
+        r"unix: FATAL: Peer \d+ unresolved",
+        "the image holds a UNIX socket whose other end was outside of the workload",
+        Action.COLD_START,
+        "let the connection end before the next checkpoint",
+        ("criu: sk-unix.c",),
+    ),
+    Known(
+        "file-of-an-unknown-kind",
+        _DUMP,
+        r"Can't dump file \d+ of that type \[\d+\] \((?!chr (195|506):)",
+        "an open file is of a kind that CRIU cannot save",
+        Action.OTHER,
+        "see the list of blockers; start the program without it, or cold",
+        ("criu: files.c, dump_one_file",),
+    ),
+    Known(
+        "socket-of-an-unknown-kind",
+        _DUMP,
+        r"Unknown socket collected \(family \d+\)|Unsupported proto (?!262\b)\d+ for socket",
+        "a socket is of a family or protocol that CRIU cannot save",
+        Action.OTHER,
+        "start the program without it, or cold",
+        ("criu: sockets.c, dump_socket",),
+    ),
+    Known(
+        "traced",
+        _DUMP,
+        r"Unseizable non-zombie \d+ found",
+        "something else traces a process of it",
+        Action.OTHER,
+        "end the debugger or profiler",
+        ("ptrace(2)",),
+    ),
+    Known(
+        "nested-namespace",
+        _BOTH,
+        r"Can't dump nested \w+ namespace|Can't restore sub-task in NS",
+        "a process of it is in namespaces of its own",
+        Action.OTHER,
+        "start it without a sandbox or container inside; else cold",
+        ("criu: namespaces.c",),
+    ),
+    Known(
+        "deleted-file-too-large",
+        _DUMP,
+        r"Can't dump ghost file \S+ of \d+ size, increase limit",
+        "a large file is in use that was deleted",
+        Action.OTHER,
+        "keep its name as long as it is in use; else start it cold",
+        ("criu#2683",),
+    ),
+    Known(
+        "file-on-no-mount",
+        _DUMP,
+        r"Can't lookup mount=\d+ for fd=",
+        "an open file lies on a mount that its namespace does not show, or is a message queue",
+        Action.OTHER,
+        "close it before; else start it cold",
+        ("criu: mount.c",),
+    ),
+    Known(
+        "cuda-busy",
+        _LOCK,
+        r"CUDA_ERROR_NOT_READY\b",
+        "the GPU work did not come to a stop within the lock's time",
+        Action.RETRY,
+        "a longer time for the lock, once the process is seen to be running again",
+        ("cuda-checkpoint#26",),
+    ),
+    Known(
+        "cuda-cannot-save",
+        _SAVE,
+        r"CUDA_ERROR_NOT_SUPPORTED\b",
+        "the process uses what CUDA cannot checkpoint: managed memory, memory shared between "
+        "processes, MIG, or a driver that is too old",
+        Action.OTHER,
+        "NCCL_P2P_DISABLE=1 where it is NCCL's; else start it cold",
+        ("cuda-checkpoint#56", "cuda-checkpoint#34"),
+    ),
+    Known(
+        "cuda-no-host-memory",
+        (Where.CUDA_CHECKPOINT,),
+        r"CUDA_ERROR_OUT_OF_MEMORY\b",
+        "the host has no room for the memory of the GPUs, or the process is on a MIG slice",
+        Action.OTHER,
+        "more memory for the machine or the job; else start it cold",
+        ("cuda-checkpoint#42",),
+    ),
+    Known(
+        "cuda-no-gpu-memory",
+        _LOAD,
+        r"CUDA_ERROR_OUT_OF_MEMORY\b",
+        "the GPU was not empty; the process cannot be used any more",
+        Action.COLD_START,
+        "find what is on the GPU, and end it before the next restore",
+        ("cuda-checkpoint#44",),
+    ),
+    Known(
+        "cuda-stuck",
+        (*_LOAD, Where.CUDA_UNLOCK),
+        r"CUDA_ERROR_(OPERATING_SYSTEM|ILLEGAL_STATE)\b",
+        "an earlier restore failed, and the process stays as it is for ever",
+        Action.COLD_START,
+        "end it",
+        ("cuda-checkpoint#44",),
+    ),
+    Known(
+        "cuda-process-lost",
+        _SAVE,
+        r"CUDA_ERROR_OPERATING_SYSTEM\b",
+        "the process died of it, or may not be traced",
+        Action.OTHER,
+        "see whether it runs; a newer driver if it was killed by the lock",
+        ("cuda-checkpoint#58",),
+    ),
+    Known(
+        "cuda-out-of-turn",
+        _SAVE,
+        r"CUDA_ERROR_ILLEGAL_STATE\b",
+        "the process is not in the state that this call needs: somebody else has locked it",
+        Action.FIX,
+        "unlock it, and look whether it runs",
+        ("CUDA Driver API: cuCheckpointProcessLock",),
+    ),
+    Known(
+        "fabric-not-ready",
+        _CUDA,
+        r"CUDA_ERROR_SYSTEM_NOT_READY\b",
+        "the fabric manager does not run, or is of another version than the driver",
+        Action.FIX,
+        "install and start the fabric manager of the driver's version",
+        ("gpu-operator#544",),
+    ),
+    Known(
+        "gpu-lost",
+        (Where.NVML,),
+        r"(?i)GPU is lost",
+        "a GPU does not answer any more",
+        Action.OTHER,
+        "reboot the node, and see that the GPU is back; else it needs hands",
+        ("nvitop#139",),
+    ),
+    Known(
+        "gpu-hardware",
+        _KERNEL,
+        r"Xid \(PCI:[0-9a-fA-F:.]+\): (48|64|74|95|119|120)\b",
+        "the kernel reports an error of a GPU itself: memory, NVLink or its processor",
+        Action.OTHER,
+        "reset the GPU or reboot; if it comes again, it needs hands",
+        ("NVIDIA: Xid Errors",),
+    ),
+    Known(
+        "gpu-needs-reset",
+        _KERNEL,
+        r"Xid \(PCI:[0-9a-fA-F:.]+\): (63|94)\b",
+        "an error in the memory of a GPU was contained or mapped away",
+        Action.FIX,
+        "reset the GPU while nothing runs on it",
+        ("NVIDIA: Xid Errors, 63 and 94",),
+    ),
+    Known(
+        "application-fault",
+        _KERNEL,
+        r"Xid \(PCI:[0-9a-fA-F:.]+\): (13|31|43|45)\b",
+        "a program did wrong on a GPU, or was ended there; the GPU itself is well",
+        Action.RETRY,
+        "nothing has to be done to the node",
+        ("NVIDIA: Xid Errors, 13, 31, 43 and 45",),
+    ),
 )
 
 
@@ -342,4 +558,34 @@ def classify(lines: Iterable[str], where: Where) -> tuple[Known, ...]:
 
 def hint_of(lines: Iterable[str], where: Where) -> str:
     """Return what to do about a failure, in words; empty when it is unknown."""
-    return "; ".join(known.hint for known in classify(lines, where)[:2])
+    return judge(lines, where).hint
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What the catalogue says of a failure.
+
+    Attributes:
+        failure: names of its entries, most telling first, joined by commas; empty: unknown.
+        hint: what to do about it; empty when it is unknown.
+        retryable: whether the same again may help; None when the error's class decides.
+    """
+
+    failure: str
+    hint: str
+    retryable: bool | None
+
+    @property
+    def mark(self) -> str:
+        """The names in brackets, for a cause; empty when it is unknown."""
+        return f" [{self.failure}]" if self.failure else ""
+
+
+def judge(lines: Iterable[str], where: Where) -> Judged:
+    """Classify a failure. Only if every entry says that trying again helps, it does."""
+    found = classify(lines, where)
+    return Judged(
+        failure=",".join(known.name for known in found),
+        hint="; ".join(known.hint for known in found[:2]),
+        retryable=all(known.action is Action.RETRY for known in found) if found else None,
+    )

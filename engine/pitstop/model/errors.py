@@ -32,7 +32,7 @@ run takes depends on the class and not on a text.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 
 class PitstopError(Exception):
@@ -42,11 +42,14 @@ class PitstopError(Exception):
         subject: what it is about (a node, a workload, a file).
         cause: what was found, in words.
         hint: what a person can do next; may be empty.
+        retryable: whether trying again may help: what the class says, unless the failure is
+            known (`judged`).
+        failure: its names in the catalogue of known failures; empty when it is unknown.
     """
 
     code: ClassVar[str] = "error"
     exit_code: ClassVar[int] = 1
-    retryable: ClassVar[bool] = False
+    retryable: bool = False
     registry: ClassVar[dict[str, type[PitstopError]]] = {}
 
     def __init__(self, subject: str, cause: str, hint: str = "") -> None:
@@ -56,6 +59,15 @@ class PitstopError(Exception):
         self.hint = hint
         self.evidence: dict[str, Any] = {}
         """What was seen up to the failure, for the record; not part of the error itself."""
+
+    failure: str = ""
+
+    def judged(self, failure: str, retryable: bool | None) -> Self:
+        """Note the names of a known failure, which decide over the class. Returns itself."""
+        self.failure = failure
+        if failure and retryable is not None:
+            self.retryable = retryable
+        return self
 
     def __init_subclass__(cls) -> None:
         PitstopError.registry[cls.code] = cls
@@ -72,15 +84,20 @@ class PitstopError(Exception):
             "cause": self.cause,
             "hint": self.hint,
             "retryable": self.retryable,
+            **({"failure": self.failure} if self.failure else {}),
         }
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> PitstopError:
-        """Rebuild an error; an unknown code (a newer node) becomes `Unexpected`."""
+        """Rebuild an error; an unknown code (a newer node) becomes `Unexpected`.
+
+        What may be tried again is believed only of a known failure: its node knows it.
+        """
         kind = PitstopError.registry.get(str(data.get("code")), Unexpected)
-        return kind(
+        error = kind(
             str(data.get("subject", "?")), str(data.get("cause", "?")), str(data.get("hint", ""))
         )
+        return error.judged(str(data.get("failure", "")), data.get("retryable") is True)
 
 
 class BadInput(PitstopError):

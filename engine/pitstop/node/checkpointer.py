@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pitstop.decide.cuda_boundary import summary_of
-from pitstop.decide.failures import Where, hint_of
+from pitstop.decide.failures import Where, judge
 from pitstop.images.checkpoint import Checkpoint, Mark, State, sync_images
 from pitstop.images.digest import digest_directory
 from pitstop.images.signing import Keys
@@ -287,10 +287,10 @@ class _Checkpointer:
                 (self.taken.path / "vote.sock").unlink(missing_ok=True)
         if self.taken is None or (status != 0 and not self._ended_at_boundary(subject_)):
             lines = criu.errors(self.taken or draft)
-            raise CheckpointFailed(
-                self.order.workload,
-                "; ".join(lines[:5]) or f"CRIU ended with status {status} and named no error",
-                hint_of(lines, Where.DUMP),
+            known = judge(lines, Where.DUMP)
+            said = "; ".join(lines[:5]) or f"CRIU ended with status {status} and named no error"
+            raise CheckpointFailed(self.order.workload, f"{said}{known.mark}", known.hint).judged(
+                known.failure, known.retryable
             )
 
     def _ended_at_boundary(self, subject_: Subject) -> bool:
