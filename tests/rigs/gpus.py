@@ -267,8 +267,9 @@ class EmulatedGpus:
         Args:
             gpu: its index in `uuids`, or its UUID.
             field: `name`, `serial`, `pci`, `vbios`, `capability`, `memory`, `ecc`, `mig`,
-                `persistence`, `compute_mode`, `temperature`, `power`, `ecc_errors`, or
-                `handle` for the GPU as a whole.
+                `persistence`, `compute_mode`, `temperature`, `power`, `ecc_errors`, `slices`
+                (`1/0 - 2/0`: GPU and compute instance of each place), `recovery` (a number of
+                `nvmlDeviceGpuRecoveryAction_t`), or `handle` for the GPU as a whole.
             value: the new value, or an `NvmlError`.
         """
         name = self.uuids[gpu] if isinstance(gpu, int) else gpu
