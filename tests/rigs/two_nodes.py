@@ -86,8 +86,12 @@ class TwoNodes(SiteRig):
                 return int(entry.name)
         return None
 
-    def start_all(self, *names: str) -> None:
-        """Start what the site declares, or only these; `web` is counted up to 3."""
+    def start_all(self, *names: str) -> str:
+        """Start what the site declares, or only these; `web` is counted up to 3.
+
+        Returns:
+            What `web` drew when it was born: its memory, which only a restore keeps.
+        """
         workloads = self.site["workloads"]
         self.site["workloads"] = {n: workloads[n] for n in names or workloads}
         site = load_site(self.write())
@@ -98,6 +102,7 @@ class TwoNodes(SiteRig):
         finally:
             engine.close()
         assert self.count_to(3) == 3
+        return str(self.ask_on(NODE, "/proof")["born"])
 
     def changes_kernel(self, name: str = "kernel", node: str = NODE) -> Path:
         """A maintenance without a reboot that declares another kernel."""
@@ -109,6 +114,34 @@ class TwoNodes(SiteRig):
             variables={"patch_command": ["touch", str(self.root / "patched")]},
             changes=KERNEL,
         )
+
+
+def by_name(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {workload["name"]: workload for workload in result["workloads"]}
+
+
+def assert_moved(rig: TwoNodes, result: dict[str, Any], born: str) -> None:
+    """`web` goes on on the second node, admitted; `api` was stopped, never dumped, and is back.
+
+    The same under every front end. What is asked of `web` counts it up to 4.
+    """
+    assert result["state"] == "done", result
+    web, api = by_name(result)[WORKLOAD], by_name(result)[STAYS]
+    assert (web["outcome"], web["node"]) == ("migrated", SPARE)
+    assert web["verdict"]["valid"] is True
+    assert web["transfer_bytes"] == web["image_bytes"] > 0
+    assert web["transfer_seconds"] > 0
+    assert rig.ask_on(SPARE, "/proof") == {"born": born, "count": 3}
+    assert rig.ask_on(SPARE, "/count")["count"] == 4  # admitted
+    assert rig.checkpoints(NODE) == ["handed-over"]
+    assert rig.checkpoints(SPARE) == ["consumed"]
+
+    # No fitting spare: no dump, and both reasons.
+    assert (api["outcome"], api["node"], api["checkpoint"]) == ("cold-started", None, None)
+    assert "host.kernel" in api["cause"]
+    assert f"{SPARE}: differs in engine.version: {NODE} -> {SPARE}" in api["cause"]
+    assert rig.checkpoints(NODE, STAYS) == []
+    assert (rig.copies_on(NODE), rig.copies_on(SPARE)) == (1, 1)
 
 
 def moving_site(rig: TwoNodes) -> dict[str, Any]:

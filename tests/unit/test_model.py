@@ -30,7 +30,7 @@ WORKLOAD: dict[str, Any] = {"placement": {"gpu-a": 1}, "launch": LAUNCH, "ready"
 SITE: dict[str, Any] = {
     "schema": "pitstop/site/v1",
     "name": "lab",
-    "nodes": {"gpu-a": {}},
+    "nodes": {"gpu-a": {}, "gpu-b": {}},
     "workloads": {"llm": WORKLOAD},
 }
 
@@ -240,6 +240,12 @@ def test_a_placement_on_an_undeclared_node_is_refused() -> None:
         ("workloads/llm/placement", {"gpu-a": -1}),
         ("workloads/llm/placement", {"gpu-a": 1.5}),
         ("workloads/llm/polici", {}),
+        ("workloads/llm/spares", [{"node": "gpu-z"}]),
+        ("workloads/llm/spares", [{"node": "gpu-a"}]),
+        ("workloads/llm/spares", [{"node": "gpu-b"}, {"node": "gpu-b"}]),
+        ("workloads/llm/spares", [{"node": "gpu-b", "replica": "b/server"}]),
+        ("workloads/llm/spares", ["gpu-b"]),
+        ("workloads/llm/policy/transfer_deadline", 0),
         ("workloads/llm/policy/on_checkpoint_failure", "ignore"),
         ("workloads/llm/policy/connections", "drop"),
         ("workloads/llm/launch/io_uring", "maybe"),
@@ -257,6 +263,19 @@ def test_a_placement_on_an_undeclared_node_is_refused() -> None:
 )
 def test_what_a_site_must_not_say(path: str, value: Any) -> None:
     refused(Site, with_(SITE, path, value))
+
+
+def test_spares_are_of_workloads_that_lie_on_one_node() -> None:
+    spares = [{"node": "gpu-b", "replica": "b/server"}]
+    one = with_(SITE, "workloads/llm/spares", spares)
+    data = with_(one, "workloads/llm/drain", {"router": {"name": "lb", "replica": "a/server"}})
+    data["routers"] = {"lb": {"kind": "haproxy", "socket": "/run/haproxy.sock"}}
+    site = Site.model_validate(data)
+    assert [spare.node for spare in site.workloads["llm"].spares] == ["gpu-b"]
+    spread = with_(one, "nodes/gpu-c", {})
+    spread = with_(spread, "workloads/llm/spares", [{"node": "gpu-c"}])
+    spread = with_(spread, "workloads/llm/placement", {"gpu-a": 1, "gpu-b": 1})
+    refused(Site, spread, "'llm'", "several nodes")
 
 
 @pytest.mark.parametrize("where", ["", "nodes/gpu-a", "workloads/llm", "workloads/llm/ready/http"])
@@ -415,6 +434,12 @@ def plan() -> dict[str, Any]:
                 "fingerprint": {"host.kernel": {"value": "6.1"}},
                 "predicted": {"valid": True, "differences": []},
                 "blockers": [],
+                "target": {
+                    "node": "gpu-b",
+                    "node_spec": {},
+                    "predicted": {"valid": True},
+                    "router": {"name": "lb", "replica": "b/server"},
+                },
             }
         ],
         "go": True,

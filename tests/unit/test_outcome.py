@@ -12,7 +12,7 @@ from pitstop.decide.outcome import result_of
 from pitstop.journal.chain import link
 from pitstop.model.errors import PitstopError
 from pitstop.model.event import Event
-from pitstop.model.plan import Plan, RunbookRef, WorkloadPlan
+from pitstop.model.plan import Plan, RunbookRef, Target, WorkloadPlan
 from pitstop.model.result import RunResult, WorkloadResult
 from pitstop.model.site import Node, SitePolicy
 from pitstop.model.words import Outcome, Shape, Strategy, Verb
@@ -41,6 +41,9 @@ def workload(strategy: Strategy, name: str = "web") -> WorkloadPlan:
         running=True,
         fingerprint={},
         predicted=VALID,
+        target=Target(node="n2", node_spec=Node(), predicted=VALID)
+        if strategy is Strategy.MIGRATE
+        else None,
     )
 
 
@@ -266,3 +269,43 @@ def test_any_beginning_of_any_run_has_a_result(
             assert found.cause or found.outcome is Outcome.COLD_STARTED
         # It survives the way to a program that reads it.
         assert RunResult.model_validate_json(result.model_dump_json(by_alias=True)) == result
+
+
+MOVED: dict[str, Any] = {"to": "n2", "shared": False, "bytes": 7, "seconds": 0.5}
+
+
+def test_migrated_with_its_measures() -> None:
+    log = saved().done("transfer", **MOVED).done("gate", verdict=VALID).done("restore", **UP)
+    found = log.web(Strategy.MIGRATE)
+    assert (found.outcome, found.node, found.cause) == (Outcome.MIGRATED, "n2", "restored on n2")
+    assert (found.transfer_bytes, found.transfer_seconds) == (7, 0.5)
+    assert (found.restore_seconds, found.frozen_seconds) == (1.5, 59.0)
+
+
+def test_cold_start_on_the_target_says_where_and_why() -> None:
+    log = saved().failed("transfer", "transfer_failed")
+    waits = log.web(Strategy.MIGRATE)
+    assert (waits.outcome, waits.node) == (None, None)
+    assert "its launch is known" in waits.cause
+    log.decided("start", "cold-start", "on n2: it did not come").done("cold_start", **UP)
+    found = log.web(Strategy.MIGRATE)
+    assert (found.outcome, found.node) == (Outcome.COLD_STARTED, "n2")
+    assert (found.cause, found.transfer_bytes) == ("on n2: it did not come", None)
+
+
+def test_waits_where_its_checkpoint_is() -> None:
+    assert saved().web(Strategy.MIGRATE).cause == "waits as checkpoint web.r1.1 on n1"
+    there = saved().done("transfer", **MOVED)
+    assert there.web(Strategy.MIGRATE).cause == "waits as checkpoint web.r1.1 on n2"
+    lost = saved().failed("transfer", "target_lost")
+    assert lost.web(Strategy.MIGRATE).cause == "waits as checkpoint web.r1.1 on n1"
+    back = lost.done("gate", verdict=VALID).done("restore", **UP).web(Strategy.MIGRATE)
+    assert (back.outcome, back.node) == (Outcome.RESTORED, None)
+
+
+@pytest.mark.parametrize("verb", ["gate", "restore", "cold_start"])
+def test_target_that_was_given_up_leaves_the_launch_here(verb: str) -> None:
+    log = saved().done("transfer", **MOVED).failed(verb, "target_lost")
+    log.decided("start", "cold-start", "n2 was given up").done("cold_start", **UP)
+    found = log.web(Strategy.MIGRATE)
+    assert (found.outcome, found.node) == (Outcome.COLD_STARTED, None)

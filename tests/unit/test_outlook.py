@@ -108,13 +108,18 @@ def test_node_says_what_holds_it_or_why_it_does_not(home: Path, tmp_path: Path, 
     state = tmp_path / "state"
     from pitstop.images.durable import write_json
     from pitstop.node.paths import StateDir
-    from pitstop.node.record import WorkloadState
+    from pitstop.node.record import Moved, WorkloadState
 
     files = StateDir.at(str(state))
     WorkloadState(files, "web").hold("r0")
+    WorkloadState(files, "web").note_move(Moved("gpu2", "r3", ""))
     write_json(files.quarantine, {"run": "r7", "cause": "burnt", "time": ""})
     found = outlook(home, RUN)
-    assert found.holds == ("web is held by run r0", "quarantined by run r7: burnt")
+    assert found.holds == (
+        "web is held by run r0",
+        "web has moved to gpu2 (run r3)",
+        "quarantined by run r7: burnt",
+    )
 
     spec = plan.node_spec.model_copy(update={"engine": ("/not/there",)})
     create_run(home, plan.model_copy(update={"node_spec": spec}), "gone", "steps")

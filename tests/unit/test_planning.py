@@ -164,6 +164,27 @@ def test_declared_change_predicts_the_gate_and_saves_the_dump(
     assert web.strategy is Strategy.RESTORE
 
 
+def test_spare_that_is_not_taken_is_named_with_its_reason(tmp_path: Path, process: Path) -> None:
+    one = site(tmp_path, web=workload({"here": 1}, process, spares=[{"node": "there"}]))
+    plan = planned(one, changes={"engine.version": "2.0"})
+    [web] = plan.workloads
+    assert (web.strategy, web.target, plan.go) == (Strategy.COLD_START, None, True)
+    assert "engine.version: 1.0 -> 2.0" in web.reason
+    assert "there: cannot be asked: " in web.reason
+    # Valid here: then nobody is asked, and nothing moves.
+    [web] = planned(one).workloads
+    assert (web.strategy, "there" in web.reason) == (Strategy.RESTORE, False)
+
+
+def test_what_is_a_spare_here_is_planned_only_while_it_runs_here(
+    tmp_path: Path, process: Path
+) -> None:
+    spare = {"spares": [{"node": "here"}]}
+    assert planned(site(tmp_path, web=workload({"there": 1}, None, **spare))).workloads == ()
+    [web] = planned(site(tmp_path, web=workload({"there": 1}, process, **spare))).workloads
+    assert (web.strategy, web.spec.placement) == (Strategy.RESTORE, {"here": 1})
+
+
 def test_quarantined_node_and_held_workload_are_a_no_go_each(tmp_path: Path, process: Path) -> None:
     state = StateDir.at(str(tmp_path / "state"))
     held = WorkloadState(state, "web")

@@ -43,6 +43,17 @@ def test_workload_that_is_down_is_for_a_person() -> None:
     assert (by_hand.act, by_hand.way) == (Act.PERSON, "pitstop restore web")
 
 
+def test_what_has_moved_away_is_not_missed_and_never_started_here() -> None:
+    away = WorkloadFacts("web", False, "moved to gpu2 by run r at …", away=True)
+    assert findings(NodeFacts("gpu1", (away,)), {}) == []
+    left = WorkloadFacts("web", False, "moved to gpu2 by run r at …", "r", away=True)
+    found = only(NodeFacts("gpu1", (left,)), {"r": RunFacts("done")})
+    assert (found.act, found.safe) == (Act.RELEASE, True)
+    assert "moved to gpu2" in found.fact
+    unknown = only(NodeFacts("gpu1", (left,)))
+    assert (unknown.act, unknown.safe) == (Act.RELEASE, False)
+
+
 def test_run_that_was_cut_off_is_resumed() -> None:
     node = NodeFacts("gpu1", (held("r", False, "web.ck"),), {"r": LAPSED})
     found = only(node, {"r": RunFacts("", "it stands in maintain of gpu1")})

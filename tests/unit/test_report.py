@@ -18,7 +18,7 @@ from markdown_it import MarkdownIt
 
 from pitstop.model.errors import BadInput
 from pitstop.model.event import Event
-from pitstop.model.plan import Plan, WorkloadPlan
+from pitstop.model.plan import Plan, Target, WorkloadPlan
 from pitstop.model.result import RunResult, WorkloadResult
 from pitstop.model.site import Node, SitePolicy
 from pitstop.model.words import Outcome, Shape, Strategy
@@ -641,6 +641,78 @@ def test_plan_says_at_which_router_a_workload_is_closed() -> None:
     check_safe(page)
     assert "closed first at router lb as be/<s>" in page.text
     assert "at router `lb` as `be/<s>`" in render_plan_markdown(plan)
+
+
+def moving_plan() -> Plan:
+    there = AtRouter(name="lb", replica="be/n2")
+    target = Target(node="n2", node_spec=Node(), predicted=VALID, router=there)
+    moving = workload("chat", Strategy.MIGRATE, predicted=INVALID, target=target)
+    drain = Drain(router=AtRouter(name="lb", replica="be/n1"))
+    return make_plan(
+        [moving.model_copy(update={"spec": moving.spec.model_copy(update={"drain": drain})})]
+    )
+
+
+def test_plan_says_where_a_workload_moves_and_what_the_gate_says_there() -> None:
+    plan = moving_plan()
+    page = Page(render_plan_html(plan))
+    check_safe(page)
+    for expected in (
+        "chat is moved to another node",
+        "invalid on n2: valid",
+        "be/n1, and opened there last as be/n2",
+    ):
+        assert expected in page.text, expected
+    markdown = render_plan_markdown(plan)
+    assert "moves to `n2`; gate there, predicted: valid" in markdown
+    assert "at router `lb` as `be/n1`, which is `be/n2` there" in markdown
+
+
+def test_record_says_where_a_workload_is_now_and_how_it_came_there() -> None:
+    plan = moving_plan()
+    log = Log()
+    log.add(0, "run.started", plan_digest=plan.digest)
+    log.step(1, 2, "chat", "checkpoint", checkpoint="chat.r1.1", image_bytes=352_100_000)
+    log.step(2, 6, "chat", "transfer", to="n2", bytes=352_100_000, seconds=4.0)
+    log.step(6, 7, "chat", "gate", verdict=VALID, node="n2")
+    log.step(7, 8, "chat", "restore", ready_seconds=0.5)
+    log.add(9, "run.ended", state="done", node_state="in-service")
+    chat = WorkloadResult(
+        name="chat",
+        outcome=Outcome.MIGRATED,
+        cause="restored on n2",
+        verdict=VALID,
+        checkpoint="chat.r1.1",
+        image_bytes=352_100_000,
+        node="n2",
+        transfer_bytes=352_100_000,
+        transfer_seconds=4.0,
+        restore_seconds=0.5,
+    )
+    outcome = result(plan, workloads=(chat,))
+    page = record(plan, log, outcome)
+    check_safe(page)
+    for expected in (
+        "n1 was serviced and is back in service: chat migrated to n2 in 0.50 s.",
+        "now on n2",
+        "brought to n2 in 4.00 s",
+        "chat: asked on n2 valid",
+        "chat: predicted by the plan invalid",
+    ):
+        assert expected in page.text, expected
+    assert page.text.count("chat: asked on n2") == 1
+    drawn = timeline("n1", ["chat"], log.events)
+    assert drawn is not None
+    assert [bar.kind for bar in drawn.lanes[1].steps] == [
+        *("checkpoint", "transfer", "gate", "restore"),
+    ]
+    data = report_json(plan, log.events, outcome, log.chain)
+    assert {gate["node"] for gate in data["gates"]} == {"n1", "n2"}
+    assert (data["workloads"][0]["node"], data["workloads"][0]["transfer_seconds"]) == ("n2", 4.0)
+
+    shared = chat.model_copy(update={"transfer_bytes": 0, "transfer_seconds": 0.0})
+    page = record(plan, log, result(plan, workloads=(shared,)))
+    assert "nothing was copied: n2 sees the same storage" in page.text
 
 
 def test_plan_that_is_no_go() -> None:

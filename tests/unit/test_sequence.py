@@ -28,11 +28,13 @@ from pitstop.model.errors import (
     PitstopError,
     Refused,
     RestoreFailed,
+    TargetLost,
+    TransferFailed,
     Unexpected,
     ValidationFailed,
     WorkloadGone,
 )
-from pitstop.model.plan import Plan, RunbookRef, WorkloadPlan
+from pitstop.model.plan import Plan, RunbookRef, Target, WorkloadPlan
 from pitstop.model.result import RunResult
 from pitstop.model.site import Node, Retry, SitePolicy
 from pitstop.model.words import Outcome, Shape, Strategy, Verb
@@ -65,6 +67,7 @@ UP = {
 RESULTS: dict[Verb, dict[str, Any]] = {
     Verb.CHECKPOINT: {"checkpoint": "ck", "image_bytes": 7, "fingerprint": {}},
     Verb.STOP: {"fingerprint": {}},
+    Verb.TRANSFER: {"to": "n2", "shared": False, "bytes": 7, "seconds": 0.5},
     Verb.ROLLBACK: {"steps": [], "valid": True},
     Verb.GATE: {"verdict": VALID},
     Verb.RESTORE: UP,
@@ -89,12 +92,16 @@ def workload(name: str, strategy: Strategy, policy: str = "abort") -> WorkloadPl
         running=strategy is not Strategy.LEAVE,
         fingerprint={},
         predicted=VALID,
+        target=Target(node="n2", node_spec=Node(), predicted=VALID)
+        if strategy is Strategy.MIGRATE
+        else None,
     )
 
 
 WEB = workload("web", Strategy.RESTORE)
 BATCH = workload("batch", Strategy.COLD_START)
 IDLE = workload("idle", Strategy.LEAVE)
+MOVES = workload("web", Strategy.MIGRATE)
 
 
 def make_plan(*workloads: WorkloadPlan) -> Plan:
@@ -882,3 +889,109 @@ def test_workload_that_went_down_with_its_node_is_told_from_all_others(
     ctx.node = RemoteNode(NODE, ctx.plan.node_spec, FrameTransport(answer))
     with pytest.raises(expected):
         execute(ctx, verb, "web")
+
+
+# --- a workload that moves to another node
+
+LEAVE = ["precheck n1", "drain web", "checkpoint web", "transfer web"]
+ADMITTED = "return_to_service web"
+SERVICED = ["maintain n1", "validate n1"]
+
+
+def test_moves_and_is_admitted_before_its_node_is_touched(runs: Runs) -> None:
+    result, performer, ctx = runs.through({}, MOVES)
+    assert steps(performer) == [*LEAVE, *BACK_WEB, ADMITTED, *SERVICED]
+    assert (result.state, outcomes(result)) == ("done", {"web": Outcome.MIGRATED})
+    assert ctx.is_there("web")
+
+
+@pytest.mark.parametrize("error", [TransferFailed, InvalidCheckpoint, PermanentError, Refused])
+def test_transfer_fails_and_it_starts_cold_on_the_target(
+    runs: Runs, error: type[PitstopError]
+) -> None:
+    result, performer, ctx = runs.through({(Verb.TRANSFER, "web"): error}, MOVES)
+    assert steps(performer) == [*LEAVE, "cold_start web", ADMITTED, *SERVICED]
+    assert (result.state, result.workloads[0].node) == ("done", "n2")
+    assert outcomes(result) == {"web": Outcome.COLD_STARTED}
+    assert "its checkpoint did not come" in cause(result)
+    assert ctx.is_there("web")
+
+
+def test_gate_says_no_on_the_target(runs: Runs) -> None:
+    result, performer, _ = runs.through({(Verb.GATE, "web"): {"verdict": INVALID}}, MOVES)
+    assert steps(performer) == [*LEAVE, "gate web", "cold_start web", ADMITTED, *SERVICED]
+    assert (outcomes(result), result.workloads[0].node) == ({"web": Outcome.COLD_STARTED}, "n2")
+    assert cause(result).startswith("on n2: driver.version: 580 -> 590")
+
+
+def test_restore_fails_on_the_target(runs: Runs) -> None:
+    result, performer, _ = runs.through({(Verb.RESTORE, "web"): RestoreFailed}, MOVES)
+    assert steps(performer) == [*LEAVE, *BACK_WEB, "cold_start web", ADMITTED, *SERVICED]
+    assert (outcomes(result), result.workloads[0].node) == ({"web": Outcome.COLD_STARTED}, "n2")
+
+
+def test_target_lost_before_the_hand_over_comes_back_after_the_maintenance(runs: Runs) -> None:
+    script: Script = {(Verb.TRANSFER, "web"): TargetLost, (Verb.GATE, "web"): {"verdict": INVALID}}
+    result, performer, ctx = runs.through(script, MOVES)
+    assert steps(performer) == [*LEAVE, *SERVICED, "gate web", "cold_start web", ADMITTED]
+    assert (result.state, result.workloads[0].node) == ("done", None)
+    assert ("web", "move", "stay") in decisions(ctx)
+    assert not ctx.is_there("web")
+
+
+@pytest.mark.parametrize("verb", [Verb.GATE, Verb.RESTORE])
+def test_target_given_up_after_the_hand_over_means_a_cold_start_here(
+    runs: Runs, verb: Verb
+) -> None:
+    """Its checkpoint is gone with that node: nobody asks the gate about it."""
+    result, performer, _ = runs.through({(verb, "web"): TargetLost}, MOVES)
+    there = BACK_WEB[: 1 if verb is Verb.GATE else 2]
+    assert steps(performer) == [*LEAVE, *there, *SERVICED, "cold_start web", ADMITTED]
+    assert (result.state, result.workloads[0].node) == ("done", None)
+    assert outcomes(result) == {"web": Outcome.COLD_STARTED}
+
+
+@pytest.mark.parametrize("verb", [Verb.TRANSFER, Verb.GATE, Verb.RESTORE, Verb.COLD_START])
+@pytest.mark.parametrize("error", [NodeUnreachable, ConnectionLost])
+def test_without_contact_to_the_target_nothing_is_decided(
+    runs: Runs, verb: Verb, error: type[PitstopError]
+) -> None:
+    """Whether it runs there is unknown, so it is not started here, and its node not touched."""
+    script: Script = {(verb, "web"): error}
+    if verb is Verb.COLD_START:
+        script[Verb.GATE, "web"] = {"verdict": INVALID}
+    result, performer, _ = runs.through(script, MOVES)
+    assert result.state == "partial"
+    assert "maintain n1" not in steps(performer)
+    assert result.workloads[0].outcome is None
+
+
+def test_what_comes_up_nowhere_waits_for_a_person_and_its_node_is_serviced(runs: Runs) -> None:
+    script: Script = {(Verb.RESTORE, "web"): RestoreFailed, (Verb.COLD_START, "web"): NotReady}
+    result, performer, _ = runs.through(script, MOVES)
+    assert steps(performer) == [*LEAVE, *BACK_WEB, "cold_start web", *SERVICED]
+    assert (result.state, result.workloads[0].outcome) == ("partial", None)
+    assert "on n2" in cause(result)
+
+
+def test_what_has_moved_stays_away_when_the_run_is_given_up_or_rolled_back(runs: Runs) -> None:
+    second = workload("second", Strategy.RESTORE)
+    for script, state in (
+        ({(Verb.CHECKPOINT, "second"): CheckpointFailed}, "failed"),
+        ({(Verb.MAINTAIN, NODE): MaintenanceFailed}, "partial"),
+    ):
+        result, performer, _ = runs.through(dict(script), MOVES, second)
+        assert steps(performer).count("restore web") == 1
+        assert (result.state, outcomes(result)["web"]) == (state, Outcome.MIGRATED)
+
+
+@pytest.mark.parametrize("kill_at", range(9))
+def test_killed_in_any_step_of_a_move_it_takes_the_same_branches(runs: Runs, kill_at: int) -> None:
+    ctx = runs.new(MOVES)
+    performer = Performer(ctx, {}, kill_at)
+    with pytest.raises(Killed):
+        RunSequence(ctx, performer).run()
+    performer.kill_at = -1
+    result = RunSequence(ctx, performer).run()
+    assert steps(performer) == [*LEAVE, *BACK_WEB, ADMITTED, *SERVICED]
+    assert outcomes(result) == {"web": Outcome.MIGRATED}

@@ -6,7 +6,8 @@ from itertools import product
 
 import pytest
 
-from pitstop.decide.strategy import choose
+from pitstop.decide.homes import Candidate
+from pitstop.decide.strategy import choose, may_move
 from pitstop.model.verdict import Difference, Verdict
 from pitstop.model.words import Judgement, OnCheckpointFailure, Shape, Strategy
 
@@ -90,3 +91,41 @@ def test_it_never_rises() -> None:
             assert choice.reason
             if blockers or not predicted.valid or shape is Shape.MULTI_NODE:
                 assert choice.strategy is not Strategy.RESTORE
+
+
+FULL = Candidate("gpu2", ("too little memory: 9 MiB are needed, 4 MiB are left",), VALID)
+OLD = Candidate("gpu3", ("differs in driver.version: 580 -> 570", "quarantined"), INVALID)
+FITS = Candidate("gpu4", (), VALID)
+
+
+def test_invalid_here_moves_to_the_first_that_fits() -> None:
+    choice = choose(Shape.SINGLE_GPU, True, "", [], INVALID, ABORT, [FULL, FITS])
+    assert (choice.strategy, choice.target) == (Strategy.MIGRATE, "gpu4")
+    assert "driver.version: 580 -> 590" in choice.reason
+    assert "gpu4 matches and has room" in choice.reason
+
+
+def test_none_that_fits_is_no_dump_and_every_reason() -> None:
+    choice = choose(Shape.SINGLE_GPU, True, "", [], INVALID, ABORT, [FULL, OLD])
+    assert (choice.strategy, choice.target) == (Strategy.COLD_START, "")
+    assert "driver.version: 580 -> 590" in choice.reason
+    for candidate in (FULL, OLD):
+        for reason in candidate.reasons:
+            assert reason in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("shape", "running", "blockers", "predicted"),
+    [
+        (Shape.MULTI_NODE, True, [], INVALID),
+        (Shape.SINGLE_GPU, False, [], INVALID),
+        (Shape.SINGLE_GPU, True, RING, INVALID),
+        (Shape.SINGLE_GPU, True, [], VALID),
+    ],
+)
+def test_what_cannot_move_or_need_not_asks_nobody_and_never_moves(
+    shape: Shape, running: bool, blockers: list[str], predicted: Verdict
+) -> None:
+    assert not may_move(shape, running, blockers, predicted)
+    choice = choose(shape, running, "", blockers, predicted, COLD, [FITS])
+    assert choice.strategy is not Strategy.MIGRATE

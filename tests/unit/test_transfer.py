@@ -119,7 +119,7 @@ class TestStream:
 
     def test_cut_off_at_any_place_it_goes_on_with_what_came_whole(self, pair: Pair) -> None:
         whole = pair.stream()
-        for length in range(len(head(NONCE)), len(whole) - 1, 501):
+        for length in (*range(len(head(NONCE)), len(whole) - 1, 501), len(whole) - 1):
             with pytest.raises(TransferFailed):
                 pair.take(whole[:length])
             assert pair.step(handover.arrival, pair.b)["state"] in ("absent", "unfinished")
@@ -165,6 +165,16 @@ class TestStream:
         with pytest.raises(InvalidCheckpoint, match=r"pages-1\.img was changed"):
             pair.take(pair.stream().replace(b"memorymemory", b"memoryMEMORY", 1))
         assert pair.step(handover.arrival, pair.b)["state"] == "absent"
+
+    def test_what_an_earlier_try_left_damaged_is_sent_anew(self, pair: Pair) -> None:
+        draft = pair.take(pair.stream())
+        (draft.images / "core.img").write_bytes(b"registErs")
+        have = pair.step(handover.arrival, pair.b)["have"]
+        with pytest.raises(TransferFailed, match="damaged"):
+            pair.take(pair.stream(tuple(have)))
+        assert pair.step(handover.arrival, pair.b)["have"] == []
+        draft = pair.take(pair.stream())
+        assert {p.name: p.read_bytes() for p in draft.images.iterdir()} == MEMORY
 
     def test_a_key_that_is_not_trusted(self, pair: Pair) -> None:
         (pair.b.keys.directory / "trusted" / "a.pem").unlink()
@@ -261,6 +271,25 @@ class TestHandOver:
         pair.b.files.update(generation=4)
         pair.hand_over()
         assert pair.b.files.record().generation == 4
+
+    def test_restored_there_and_found_unfit_it_starts_cold_there(self, pair: Pair) -> None:
+        pair.hand_over()
+        pair.b.store.get(CK).mark(Mark.CONSUMED, {})
+        pair.b.files.update(generation=4)
+        given = pair.step(handover.give, pair.a, checkpoint=None)
+        pair.step(handover.accept, pair.b, checkpoint=None, **given)
+        assert pair.b.files.record().generation == 4
+        assert pair.b.store.get(CK).state() is State.CONSUMED
+        assert (pair.a.usable, pair.b.usable) == (False, False)
+
+    def test_given_up_by_a_person_it_may_start_here_and_its_past_stays_away(
+        self, pair: Pair
+    ) -> None:
+        pair.step(handover.give, pair.a, checkpoint=CK)
+        pair.a.files.forget_move()
+        pair.step(handover.take_back, pair.a)
+        assert pair.a.files.moved() is None
+        assert not pair.a.usable
 
     @pytest.mark.parametrize(
         ("step", "side", "more"),

@@ -120,7 +120,7 @@ def judge(
     if home.unrouted:
         reasons.append("no replica is declared for it at the router it is behind")
     verdict = compare(saved, Fingerprint.from_json(answer["fingerprint"]), tolerate)
-    reasons += [f"differs in {difference}" for difference in verdict.invalid]
+    reasons += [f"differs in {d.field}: {d.saved} -> {d.present}" for d in verdict.invalid]
     for what, wanted, there in (
         ("memory", need.memory, left.memory),
         ("disk", need.disk, left.disk),

@@ -115,9 +115,9 @@ def receive(store: Store, keys: Keys, identifier: str, nonce: str, stream: Binar
         manifest = draft.verify_signature(keys)
         if manifest.workload != store.directory.name:
             raise InvalidCheckpoint(identifier, f"is of workload {manifest.workload}")
-        _receive_images(draft, manifest, stream)
+        kept = _receive_images(draft, manifest, stream)
         sync_images(draft.images)
-        draft.verify(keys)
+        _verify(draft, keys, kept)
     except InvalidCheckpoint:
         store.discard(draft)  # memory that nobody here may ever use
         raise
@@ -126,18 +126,34 @@ def receive(store: Store, keys: Keys, identifier: str, nonce: str, stream: Binar
     return draft
 
 
-def _receive_images(draft: Checkpoint, manifest: Manifest, stream: BinaryIO) -> None:
+def _verify(draft: Checkpoint, keys: Keys, kept: Collection[str]) -> None:
+    """Read every byte back. What an earlier try left is sent anew if it is not as it should be."""
+    try:
+        draft.verify(keys)
+    except InvalidCheckpoint as error:
+        if not kept:
+            raise
+        for name in kept:
+            (draft.images / name).unlink()
+        cause = f"what came before is damaged, and was removed: {error.cause}"
+        raise TransferFailed(draft.id, cause) from error
+
+
+def _receive_images(draft: Checkpoint, manifest: Manifest, stream: BinaryIO) -> set[str]:
+    """Take the images from a stream, and return those that were here whole and did not come."""
     expected = {image.name: image.size for image in manifest.files}
     for stray in draft.images.iterdir():
         if stray.name not in expected:
             stray.unlink()
-    here = sum(expected[name] for name in whole_images(draft))
-    _refuse_without_room(draft, manifest.total_bytes - here)
+    kept = set(whole_images(draft))
+    _refuse_without_room(draft, manifest.total_bytes - sum(expected[name] for name in kept))
     for header in _headers(stream, draft.id):
         name, size = header.get("name"), header.get("size")
         if name not in expected or size != expected[name]:
             raise InvalidCheckpoint(draft.id, f"{name!r} of {size!r} bytes is not in the manifest")
+        kept.discard(str(name))
         _read_image(draft, str(name), int(size), stream)
+    return kept
 
 
 def _refuse_without_room(draft: Checkpoint, wanted: int) -> None:

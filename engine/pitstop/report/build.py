@@ -150,6 +150,9 @@ def _workload(result: WorkloadResult, plan: Plan, events: Sequence[Event]) -> Wo
         ratio=round(earlier / restore, 2) if restore and earlier else None,
         proof=_optional(_last_result(events, "restore", result.name), "proof"),
         in_flight=f"{before:g} → {after:g}" if before is not None and after is not None else None,
+        node=result.node,
+        transfer_bytes=result.transfer_bytes,
+        transfer_seconds=result.transfer_seconds,
         gpu_state=_gpu_state(pick.mapping(_last_result(events, "checkpoint", result.name), "gpus")),
     )
 
@@ -170,12 +173,14 @@ def _gpu_state(taken: Mapping[str, Any]) -> GpuBoundary | None:
 def _verdict(
     data: Mapping[str, Any],
     workload: str,
+    node: str,
     when: Literal["predicted", "found", "decided"],
     time: str,
 ) -> GateReport:
     valid = data.get("valid")
     return GateReport(
         workload=_text(workload),
+        node=_text(node),
         when=when,
         time=time,
         valid=valid if isinstance(valid, bool) else None,
@@ -191,19 +196,24 @@ def _verdict(
 def _gates(plan: Plan, events: Sequence[Event]) -> Iterator[GateReport]:
     for workload in plan.all_workloads:
         if workload.predicted:
-            yield _verdict(workload.predicted, workload.name, "predicted", "")
+            yield _verdict(workload.predicted, workload.name, plan.node, "predicted", "")
+    for moving in plan.workloads:
+        if moving.target is not None:
+            there = moving.target
+            yield _verdict(there.predicted, moving.name, there.node, "predicted", "")
     known: list[tuple[str, Mapping[str, Any]]] = []
     for event in events:
         time = rfc3339(event.time)
         if event.kind == "step.finished" and event.verb == "gate":
             found = pick.mapping(pick.mapping(event.data, "result"), "verdict")
             known.append((event.subject, found))
-            yield _verdict(found, event.subject, "found", time)
+            where = pick.text(pick.mapping(event.data, "result"), "node") or plan.node
+            yield _verdict(found, event.subject, where, "found", time)
         elif event.kind == "decision":
             found = pick.mapping(event.data, "verdict")
             # A decision repeats the gate's answer that it rests on; once is enough.
             if found and (event.subject, found) not in known:
-                yield _verdict(found, event.subject, "decided", time)
+                yield _verdict(found, event.subject, plan.node, "decided", time)
 
 
 def _evidence(events: Sequence[Event], steps: Mapping[str, RunbookStep]) -> Iterator[Evidence]:

@@ -120,18 +120,18 @@ def _evidence_of(step: RunbookStep, report: Report) -> list[Evidence]:
 
 def _gates(report: Report) -> list[tuple[GateReport, bool]]:
     """Say each answer once: a prediction that came true is only noted as such."""
-    predicted = {g.workload: g for g in report.gates if g.when == "predicted"}
-    asked = {g.workload for g in report.gates if g.when != "predicted"}
+    predicted = {(g.workload, g.node): g for g in report.gates if g.when == "predicted"}
+    asked = {(g.workload, g.node) for g in report.gates if g.when != "predicted"}
     shown = []
     for gate in report.gates:
-        before = predicted.get(gate.workload)
+        before = predicted.get((gate.workload, gate.node))
         same = before is not None and (gate.valid, gate.differences) == (
             before.valid,
             before.differences,
         )
         if gate.when != "predicted":
             shown.append((gate, same))
-        elif gate.workload not in asked or not _came_true(gate, report):
+        elif (gate.workload, gate.node) not in asked or not _came_true(gate, report):
             shown.append((gate, False))
     return shown
 
@@ -140,7 +140,7 @@ def _came_true(predicted: GateReport, report: Report) -> bool:
     return any(
         (g.valid, g.differences) == (predicted.valid, predicted.differences)
         for g in report.gates
-        if g.workload == predicted.workload and g.when != "predicted"
+        if (g.workload, g.node) == (predicted.workload, predicted.node) and g.when != "predicted"
     )
 
 

@@ -25,11 +25,13 @@ class GateReport(Model):
     """One answer of the gate.
 
     Attributes:
+        node: where it was asked, or predicted for.
         when: `predicted` by the plan, `found` by the gate step, `decided` with a decision.
         valid: None where the record does not say.
     """
 
     workload: str
+    node: str
     when: Literal["predicted", "found", "decided"]
     time: str
     valid: bool | None
@@ -58,6 +60,8 @@ class WorkloadReport(Model):
         outcome: None while it waits for a person; then `cause` says as what it is kept.
         frozen_seconds: from the start of the dump until it was ready again.
         ratio: earlier cold start over restore; both were measured on this node.
+        node: where it was brought up, when that is another node than the run's.
+        transfer_bytes: brought to that node; 0 where both see the same storage.
         gpu_state: None where its checkpoint holds none.
     """
 
@@ -76,6 +80,9 @@ class WorkloadReport(Model):
     ratio: float | None = None
     proof: str | None = None
     in_flight: str | None = None
+    node: str | None = None
+    transfer_bytes: int | None = None
+    transfer_seconds: float | None = None
     gpu_state: GpuBoundary | None = None
 
 

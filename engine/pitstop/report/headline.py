@@ -18,6 +18,7 @@ STATE_WORDS = {
 _NAMED = 3
 _INTENT = {
     Strategy.RESTORE: ("is checkpointed and restored", "are checkpointed and restored"),
+    Strategy.MIGRATE: ("is moved to another node", "are moved to other nodes"),
     Strategy.COLD_START: ("is stopped and cold-started", "are stopped and cold-started"),
     Strategy.APPLICATION: ("saves itself and is requeued", "save themselves and are requeued"),
     Strategy.WAIT: ("is waited for", "are waited for"),
@@ -98,6 +99,9 @@ def _measured(group: Sequence[WorkloadResult]) -> str:
     only = group[0]
     if only.outcome is Outcome.RESTORED and only.restore_seconds is not None:
         return f" in {seconds(only.restore_seconds)}"
+    there = f" on {only.node}" if only.node else ""
+    if only.outcome is Outcome.MIGRATED and only.node and only.restore_seconds is not None:
+        return f" to {only.node} in {seconds(only.restore_seconds)}"
     if only.outcome is Outcome.COLD_STARTED and only.cold_start_seconds is not None:
-        return f" in {seconds(only.cold_start_seconds)}"
-    return ""
+        return f"{there} in {seconds(only.cold_start_seconds)}"
+    return there

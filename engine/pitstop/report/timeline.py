@@ -23,6 +23,7 @@ BarKind = Literal[
     "frozen",
     "stopped",
     "checkpoint",
+    "transfer",
     "stop",
     "wait",
     "signal",
@@ -44,6 +45,7 @@ BarKind = Literal[
 _STEP_KINDS: dict[str, BarKind] = {
     "drain": "draining",
     "checkpoint": "checkpoint",
+    "transfer": "transfer",
     "stop": "stop",
     "wait": "wait",
     "signal": "signal",

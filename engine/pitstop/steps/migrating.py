@@ -174,13 +174,16 @@ def transfer(ctx: RunContext, subject: str, checkpoint: str) -> dict[str, Any]:
         the same storage and nothing had to be brought.
 
     Raises:
-        TargetLost: the target cannot be asked, and the checkpoint is still the run's node's.
+        TargetLost: the target cannot be asked, and the checkpoint is still the run's node's;
+            or a person has given the target up.
         TransferFailed: it did not come, though the target answers.
         PitstopError: what a node says, or how far it came is not known.
     """
     target = target_on(ctx.workload(subject))
     order: dict[str, Any] = {"workload": subject, "checkpoint": checkpoint, "run": ctx.run}
     offered = ctx.node.call("handover.offer", **order, to=target.node)
+    if offered["state"] == "handed-over" and not moved_on_record(ctx, subject):
+        raise TargetLost(subject, f"{target.node} was given up, by a person")
     there = ctx.at(target.node)
     # What was marked as handed over has come whole, and on no shared storage.
     shared = offered["state"] == "sealed" and _bring(ctx, there, subject, checkpoint, offered)

@@ -219,14 +219,19 @@ def _gate(ctx: RunContext, subject: str, _attempt: int) -> dict[str, Any]:
     if saved is None:
         raise PermanentError(subject, "there is nothing to compare with: it was not stopped")
     probes = probes_of(ctx.workload(subject).spec)
+    node = ctx.where(subject)
     with _given_up_if_lost(ctx, subject):
-        present = ctx.where(subject).call("fingerprint", probes=probes)
+        present = node.call("fingerprint", probes=probes)
     verdict = compare(
         Fingerprint.from_json(saved["fingerprint"]),
         Fingerprint.from_json(present["fingerprint"]),
         ctx.plan.policy.tolerate,
     )
-    return {"verdict": verdict.to_json(), "fingerprint": present["fingerprint"]}
+    return {
+        "verdict": verdict.to_json(),
+        "fingerprint": present["fingerprint"],
+        "node": node.name,
+    }
 
 
 def _restore(ctx: RunContext, subject: str, attempt: int) -> dict[str, Any]:

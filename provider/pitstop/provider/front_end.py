@@ -39,7 +39,11 @@ with DAG(
     max_active_runs=1,
 ):
     maintenance_task_group(
-        maintenance="", node={node!r}, workloads={workloads!r}, scheduler={scheduler!r}
+        maintenance="",
+        node={node!r},
+        workloads={workloads!r},
+        spares={spares!r},
+        scheduler={scheduler!r},
     )
 """
 
@@ -79,7 +83,12 @@ def _standalone(home: Path) -> Standalone:
 
 def _write_dag(airflow: Standalone, plan: Plan) -> str:
     workloads = [w.name for w in plan.workloads]
-    shown = {"node": plan.node, "workloads": workloads, "scheduler": plan.scheduler is not None}
+    shown = {
+        "node": plan.node,
+        "workloads": workloads,
+        "spares": [w.name for w in plan.workloads if w.target is not None],
+        "scheduler": plan.scheduler is not None,
+    }
     digest = hashlib.sha256(repr(shown).encode()).hexdigest()[:8]
     dag_id = f"pitstop_{digest}"
     path = airflow.dags / f"{dag_id}.py"

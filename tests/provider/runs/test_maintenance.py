@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -157,10 +157,14 @@ def test_workload_that_nothing_brings_back_fails_the_dag_run(rig: SiteRig, run_d
     assert rig.copies() == 1  # the last one, which answers 503
 
 
-def tasks(scheduler: bool = False) -> set[str]:
+def tasks(scheduler: bool = False, spares: Sequence[str] = ()) -> set[str]:
     with DAG(dag_id="verbs", schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC)):
         group = maintenance_task_group(
-            maintenance="/m.yaml", node=NODE, workloads=["a", "b"], scheduler=scheduler
+            maintenance="/m.yaml",
+            node=NODE,
+            workloads=["a", "b"],
+            spares=spares,
+            scheduler=scheduler,
         )
     return {name.removeprefix("maintenance.") for name in group.children}
 
@@ -168,10 +172,15 @@ def tasks(scheduler: bool = False) -> set[str]:
 def test_every_verb_of_the_sequence_has_its_task() -> None:
     of_jobs = {Verb.SIGNAL, Verb.REQUEUE, Verb.RELEASE, Verb.EVICT}
     node_verbs = {Verb.PRECHECK, Verb.MAINTAIN, Verb.VALIDATE, Verb.ROLLBACK, Verb.QUARANTINE}
+    of_workloads = set(Verb) - node_verbs - of_jobs - {Verb.TRANSFER}
     expected = {verb.value for verb in node_verbs} | {
-        f"{verb.value}_{workload}" for verb in set(Verb) - node_verbs - of_jobs for workload in "ab"
+        f"{verb.value}_{workload}" for verb in of_workloads for workload in "ab"
     }
     assert tasks() == expected | {"plan", "finish"}
+    assert tasks(spares=["b"]) - tasks() == {
+        "transfer_b",
+        *(f"{verb}_b_there" for verb in ("gate", "restore", "cold_start", "return_to_service")),
+    }
     assert tasks(scheduler=True) - tasks() == {
         *("drain", "jobs_wait", "jobs_signal", "jobs_move", "evict"),
         *("return_to_service", "jobs_bring_back"),
