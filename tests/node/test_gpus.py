@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner, Result
 
+from pitstop.cli.main import app
 from pitstop.decide.gate import compare
 from pitstop.decide.gpu_map import map_gpus
+from pitstop.decide.visible import visible
 from pitstop.model.fingerprint import NONE, Fact, Fingerprint
 from pitstop.model.inventory import (
     EMPTY,
@@ -149,6 +152,39 @@ def test_what_a_card_or_driver_does_not_have_is_a_value(make: Make) -> None:
     assert (found.ecc, found.mig) == (Fact(NOT_SUPPORTED), Fact(NOT_SUPPORTED))
     assert (found.serial, found.vbios) == (Fact(NOT_OFFERED), Fact(NOT_OFFERED))
     assert found.processes_read == Fact(NOT_OFFERED)
+    # An MPS server would stand in that list.
+    assert found.mps == Fact(None, f"the list of processes is {NOT_OFFERED}")
+
+
+def test_slices_and_what_the_driver_wants_to_be_done(make: Make, tmp_path: Path) -> None:
+    machine = make(4)
+    machine.set_field(0, "mig", 1)
+    machine.set_field(0, "slices", "1/0 - 2/1")
+    machine.set_field(1, "mig", 1)
+    machine.set_field(1, "slices", NvmlError(4))
+    for number, action in ((1, 2), (2, NvmlError(4)), (3, 99)):
+        machine.set_field(number, "recovery", action)
+    found = read_inventory()
+    assert [gpu.mig.value for gpu in found.gpus] == ["on", "on", "off", "off"]
+    name = machine.uuids[0].removeprefix("GPU-")[1:]
+    assert [
+        (d.uuid.value, d.gpu_instance.value, d.compute_instance.value)
+        for d in found.gpus[0].mig_devices
+    ] == [(f"MIG-1{name}", "1", "0"), (f"MIG-3{name}", "2", "1")]
+    assert visible("MIG-3", found.gpus).uuids == (f"MIG-3{name}",)
+    assert {d.uuid for d in found.gpus[1].mig_devices} == {
+        Fact(None, "NVML: Insufficient Permissions")
+    }
+    assert [gpu.recovery for gpu in found.gpus] == [
+        Fact(NOT_OFFERED),
+        Fact("reboot the node"),
+        Fact(None, "NVML: Insufficient Permissions"),
+        Fact("code 99"),
+    ]
+    reasons = ask("inventory", tmp_path)["why_not"]
+    assert [uuid for uuid in machine.uuids for said in reasons if uuid in said] == [
+        *machine.uuids[:2]
+    ]
 
 
 @pytest.mark.parametrize("field", ["handle", "vbios"])
@@ -194,6 +230,24 @@ def test_an_nvml_that_does_not_answer_is_a_value(
         assert len(compare(unknown, unknown).invalid) == 3
 
 
+@pytest.mark.parametrize(
+    ("found", "count"),
+    [
+        (Inventory(Answer.NO_DRIVER, loaded=Fact(NONE), cards=Fact("0")), "0"),
+        (Inventory(Answer.NO_LIBRARY, loaded=Fact(NONE), cards=Fact("0")), "0"),
+        (Inventory(Answer.NO_DRIVER, loaded=Fact(NONE), cards=Fact("1")), None),
+        (Inventory(Answer.NO_LIBRARY, loaded=Fact("580.65.06"), cards=Fact("0")), None),
+        (Inventory(Answer.NO_DRIVER, loaded=Fact(NONE), cards=Fact(None, "hidden")), None),
+        (Inventory(Answer.NO_BINDING, "No module", Fact(NONE), cards=Fact("0")), None),
+        (Inventory(Answer.OK, driver=Fact("580.65.06"), cards=Fact("0")), "0"),
+    ],
+)
+def test_no_gpu_is_only_said_where_it_is_known(found: Inventory, count: str | None) -> None:
+    facts = gpu_facts(found)
+    assert facts["gpu.count"].value == count
+    assert facts["driver.version"].known == (count is not None)
+
+
 def test_an_nvml_that_hangs_costs_one_probe(make: Make) -> None:
     make(1).fault("nvmlDeviceGetCount_v2", "hang")
     found = read_inventory(deadline=1)
@@ -201,22 +255,33 @@ def test_an_nvml_that_hangs_costs_one_probe(make: Make) -> None:
     assert "no answer in 1 s" in found.words
 
 
-def test_a_driver_and_library_of_different_versions_are_both_named(make: Make) -> None:
+@pytest.fixture
+def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the kernel says of its module: 580.105.08."""
+    path = tmp_path / "version"
+    path.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.105.08  Tue Mar 4\n")
+    monkeypatch.setattr(gpus, "_MODULE", path)
+    return path
+
+
+@pytest.mark.usefixtures("loaded")
+def test_a_driver_and_library_of_different_versions_are_both_named(
+    make: Make, tmp_path: Path
+) -> None:
     machine = make(1, driver="580.105.08")
     machine.install("580.126.09")
     found = read_inventory()
     assert found.answer is Answer.MISMATCH
     assert "version mismatch" in found.words
-    assert found.library == Fact("580.126.09")
+    assert (found.library, found.loaded) == (Fact("580.126.09"), Fact("580.105.08"))
     assert "mismatch" in gpu_facts(found)["driver.version"].reason
+    assert "library 580.126.09, module 580.105.08" in ask("inventory", tmp_path)["why_not"][0]
 
 
+@pytest.mark.usefixtures("loaded")
 def test_a_module_that_is_not_the_one_that_answers_makes_the_driver_unknown(
-    make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    make: Make, tmp_path: Path
 ) -> None:
-    version = tmp_path / "version"
-    version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.105.08  Tue Mar 4\n")
-    monkeypatch.setattr(gpus, "_MODULE", version)
     make(1, driver="580.126.09")
     found = read_inventory()
     assert (found.driver, found.loaded) == (Fact("580.126.09"), Fact("580.105.08"))
@@ -248,6 +313,45 @@ def test_a_node_without_a_driver_starts_no_probe(monkeypatch: pytest.MonkeyPatch
     assert read_inventory() == EMPTY
 
 
+# --- as people and programs are shown it
+
+
+def shown(*arguments: str) -> Result:
+    return CliRunner().invoke(
+        app, ["inventory", *arguments], env={"COLUMNS": "400"}, catch_exceptions=False
+    )
+
+
+def test_the_command_shows_this_machine_or_a_node(make: Make, tmp_path: Path) -> None:
+    machine = make(2, driver="575.57.08")
+    machine.set_field(1, "serial", NvmlError(4))
+    machine.set_field(1, "handle", LOST)
+    here = shown()
+    assert here.exit_code == 0
+    assert "driver 575.57.08, module none, library 575.57.08, CUDA 12.9" in here.stdout
+    assert f"{machine.uuids[0]}: {H100} at 0000:1b:00.0" in here.stdout
+    assert "GPU state is NOT saved here:" in here.stdout
+    assert "it has fallen off the bus" in here.stdout
+
+    site = tmp_path / "site.yaml"
+    node = {
+        "engine": [sys.executable, "-m", "pitstop.node.main"],
+        "state_dir": str(tmp_path / "state"),
+    }
+    site.write_text(json.dumps({"schema": "pitstop/site/v1", "name": "s", "nodes": {"a": node}}))
+    there = json.loads(shown("a", "--site", str(site), "--json").stdout)
+    assert there == ask("inventory", tmp_path)
+    nobody = shown("b", "--site", str(site), "--json")
+    assert nobody.exit_code == 2
+
+
+def test_a_driver_that_does_not_answer_is_shown_with_the_way_out(make: Make) -> None:
+    make(1).fault("nvmlInit", "error", 999)
+    said = shown().stdout
+    assert "NVML: error: Unknown Error" in said
+    assert "nvidia-smi -q" in said
+
+
 # --- many, and in another order
 
 
@@ -259,6 +363,7 @@ def test_sixteen_gpus_have_the_same_numbers_and_links_after_a_reboot(make: Make)
     addresses = [by.pci.value for by in before.gpus]
     for number, address in enumerate(reversed(addresses)):
         machine.set_field(number, "pci", f"0000{address}".upper())
+    machine.fault("nvmlDeviceGetNvLinkRemoteDeviceType", "error", 13)  # an older driver has none
     after = read_inventory()
     assert [gpu.uuid for gpu in after.gpus] == [gpu.uuid for gpu in reversed(before.gpus)]
     assert gpu_facts(after) == gpu_facts(before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,10 +28,13 @@ class GpuProgram:
     launched: Launched
 
     @classmethod
-    def start(cls, engine: Engine, *command: str, workload: str = "gpu") -> GpuProgram:
-        """Launch it and wait until it is set up."""
+    def start(
+        cls, engine: Engine, *command: str, workload: str = "gpu", options: Sequence[str] = ()
+    ) -> GpuProgram:
+        """Launch it, with options of the launcher, and wait until it is set up."""
         words = (*command, "--port", str(PORT))
-        program = cls(engine, words, workload, engine.launch(*words, workload=workload))
+        launched = engine.launch(*words, workload=workload, options=options)
+        program = cls(engine, words, workload, launched)
         report = program.launched.report
         assert report.get("running"), (report, program.launched.said)
         until(program.is_up, f"it is set up ({program.said})", 120, pause=0.02)

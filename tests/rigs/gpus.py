@@ -239,6 +239,11 @@ class EmulatedGpus:
         text = f"{call} {kind} {value} {pid or 0} {nth or 0}\n"
         _replace(self.root / "faults" / f"{number:04d}", text)
 
+    def has_fault(self, kind: str) -> bool:
+        """Whether one of that kind is ordered."""
+        files = [one for one in (self.root / "faults").iterdir() if not one.suffix]
+        return any(one.read_text().split()[1] == kind for one in files)
+
     def clear_faults(self) -> None:
         """Forget all faults. What hangs already goes on hanging."""
         for path in (self.root / "faults").iterdir():
@@ -262,8 +267,9 @@ class EmulatedGpus:
         Args:
             gpu: its index in `uuids`, or its UUID.
             field: `name`, `serial`, `pci`, `vbios`, `capability`, `memory`, `ecc`, `mig`,
-                `persistence`, `compute_mode`, `temperature`, `power`, `ecc_errors`, or
-                `handle` for the GPU as a whole.
+                `persistence`, `compute_mode`, `temperature`, `power`, `ecc_errors`, `slices`
+                (`1/0 - 2/0`: GPU and compute instance of each place), `recovery` (a number of
+                `nvmlDeviceGpuRecoveryAction_t`), or `handle` for the GPU as a whole.
             value: the new value, or an `NvmlError`.
         """
         name = self.uuids[gpu] if isinstance(gpu, int) else gpu

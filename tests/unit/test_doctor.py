@@ -383,8 +383,16 @@ def test_cards_are_counted_on_the_bus(tmp_path: Path) -> None:
         (tmp_path / name / "vendor").write_text(f"{vendor}\n")
         (tmp_path / name / "class").write_text(f"{kind}\n")
     (tmp_path / "gone").mkdir()
-    assert pci_cards(tmp_path) == 2
-    assert pci_cards(tmp_path / "none") == 0
+    assert pci_cards(tmp_path) == Fact("2")
+
+
+def test_a_machine_without_the_bus_has_no_card_and_one_without_sysfs_is_not_known(
+    tmp_path: Path,
+) -> None:
+    assert pci_cards(tmp_path / "pci" / "devices") == Fact("0")
+    assert not pci_cards(tmp_path / "bus" / "pci" / "devices").known
+    hidden = replace(EMPTY, cards=Fact(None, "/sys/bus is not there"))
+    assert "/sys/bus is not there" in gpus.judge_driver(hidden, X86).found
 
 
 # --- storage

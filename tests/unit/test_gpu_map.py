@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pitstop.decide.gpu_map import fits, map_gpus
@@ -210,13 +210,48 @@ def test_state_only_goes_to_gpus_that_may_be_used(data: st.DataObject) -> None:
     old, new = numbered("a", count), numbered("b", count)
     used = data.draw(st.sets(st.sampled_from([g.uuid.value or "" for g in old])))
     usable = data.draw(st.sets(st.sampled_from([g.uuid.value or "" for g in new])))
-    found = map_gpus(old, new, links(old), links(new), usable, used)
+    elsewhere = {*usable, "GPU-elsewhere"}
+    found = map_gpus(old, new, links(old), links(new), elsewhere, used)
     assert found.possible == (len(usable) >= len(used)), found
     if found.possible:
         assert {new for old, new in found.pairs if old in used} <= usable
         assert {old for old, _ in found.pairs} == {g.uuid.value for g in old}
+        assert {new for _, new in found.pairs} == {g.uuid.value for g in new}
     else:
-        assert f"{len(used)} GPUs are needed" in found.refusals[0]
+        assert f"{len(used)} GPU" in found.refusals[0]
+        assert f"{len(usable)} of {count} may be used" in found.refusals[0]
+
+
+@given(st.data())
+def test_a_map_onto_usable_gpus_is_found_exactly_where_there_is_one(data: st.DataObject) -> None:
+    """Against trying all orders, for up to five GPUs of which some are linked."""
+    count = data.draw(st.integers(1, 5))
+    everyone = range(count)
+    linked = {p: data.draw(st.integers(0, 1)) for p in itertools.combinations(everyone, 2)}
+    places = data.draw(st.permutations(everyone))
+    used, usable = (
+        data.draw(st.sets(st.sampled_from(everyone))),
+        data.draw(st.none() | st.sets(st.sampled_from(everyone))),
+    )
+
+    def there(one: int, other: int) -> int:
+        return linked[min(places[one], places[other]), max(places[one], places[other])]
+
+    old, new = numbered("a", count), numbered("b", count)
+    found = map_gpus(
+        old,
+        new,
+        links(old, lambda one, other: linked[one, other]),
+        links(new, there),
+        None if usable is None else {f"GPU-b{n:02}" for n in usable},
+        {f"GPU-a{n:02}" for n in used},
+    )
+    exists = any(
+        (usable is None or {order[n] for n in used} <= usable)
+        and all(there(order[i], order[j]) == amount for (i, j), amount in linked.items())
+        for order in itertools.permutations(everyone)
+    )
+    assert found.possible is exists, found
 
 
 def test_gpus_that_may_be_used_have_to_be_linked_as_the_others_were() -> None:
@@ -226,6 +261,30 @@ def test_gpus_that_may_be_used_have_to_be_linked_as_the_others_were() -> None:
     assert map_gpus(old, new, *bridges, {"GPU-b02", "GPU-b03"}, pair).possible
     apart = map_gpus(old, new, *bridges, {"GPU-b01", "GPU-b02"}, pair)
     assert "linked in another way" in apart.refusals[0]
+
+
+def test_a_refusal_is_found_without_trying_all_orders() -> None:
+    """One of each pair is used, and one pair is not free: 645120 ways to find that out."""
+    old, new = numbered("a", 16), numbered("b", 16)
+    used = {f"GPU-a{n:02}" for n in range(0, 16, 2)}
+    usable = {f"GPU-b{n:02}" for n in range(14)}
+    found = map_gpus(old, new, links(old, pairs_of(16)), links(new, pairs_of(16)), usable, used)
+    assert "8 GPUs are needed, and 14 of 16 may be used" in found.refusals[0]
+    assert "linked in another way" in found.refusals[0]
+
+
+def test_of_several_models_the_one_that_is_missing_is_named() -> None:
+    old = [gpu("a1", H100), gpu("a2", L40S)]
+    new = [gpu("b1", H100), gpu("b2", L40S)]
+    found = map_gpus(old, new, links(old), links(new), {"GPU-b1"}, {"GPU-a1", "GPU-a2"})
+    (said,) = found.refusals
+    assert f"1 GPU is needed of the model {L40S}, and 0 of 1 may be used" in said
+
+
+def test_state_of_a_gpu_that_the_checkpoint_does_not_know_goes_nowhere() -> None:
+    old = numbered("a", 2)
+    found = map_gpus(old, old, links(old), links(old), None, {"GPU-gone"})
+    assert "GPU-gone" in found.refusals[0]
 
 
 def test_a_gpu_that_was_swapped_is_the_only_one_that_moves() -> None:
@@ -405,6 +464,7 @@ inventories = st.builds(
 )
 
 
+@settings(max_examples=25)  # each is large
 @given(inventories)
 def test_an_inventory_survives_json(found: Inventory) -> None:
     assert Inventory.from_json(json.loads(json.dumps(found.to_json()))) == found

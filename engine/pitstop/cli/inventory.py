@@ -54,7 +54,8 @@ def _lines(inventory: Inventory, why_not: list[str]) -> list[str]:
         return [f"no GPU: {inventory.words}"]
     lines = [
         f"driver {inventory.driver}, module {inventory.loaded}, library {inventory.library}, "
-        f"CUDA {inventory.cuda}"
+        f"CUDA {inventory.cuda}",
+        f"NVIDIA GPUs on the PCI bus: {inventory.cards}; MPS daemon {inventory.mps_control}",
     ]
     if inventory.answer is not Answer.OK:
         lines.append(f"NVML: {inventory.answer}: {inventory.words}")
@@ -64,10 +65,8 @@ def _lines(inventory: Inventory, why_not: list[str]) -> list[str]:
         lines.append(
             f"{link.one} - {link.other}: {link.nvlinks} NVLinks, P2P {link.p2p}, {link.ancestor}"
         )
-    if inventory.gpus:
-        lines.append("GPU state can be saved here" if not why_not else "GPU state is NOT saved:")
-        lines += [f"  {reason}" for reason in why_not]
-    return lines
+    lines.append("GPU state is NOT saved here:" if why_not else "GPU state can be saved here")
+    return [*lines, *(f"  {reason}" for reason in why_not)]
 
 
 def _gpu(gpu: Gpu) -> list[str]:

@@ -57,11 +57,15 @@ def map_gpus(
         saved_links: between the saved ones; needed for two and more.
         present_links: between the present ones.
         usable: UUIDs of the present ones that may take state; None for all.
-        used: UUIDs of the saved ones that hold state; the others may go anywhere.
+        used: UUIDs of the saved ones that hold state. The others are only named in the map, so
+            they may go to any, in use or not.
     """
+    held = frozenset(used)
+    allowed = _Allowed(usable, held)
     refusals = (
         *_unfit(saved, "the checkpoint's"),
         *_unfit(present, "this node's"),
+        *_strangers(saved, held),
     ) or tuple(_counts(saved, present))
     if refusals:
         return GpuMap(refusals=refusals)
@@ -72,12 +76,17 @@ def map_gpus(
     )
     if refusals:
         return GpuMap(refusals=refusals)
-    too_few = f"{len(used)} GPUs are needed, and {len(usable or ())} of {len(present)} may be used"
-    if usable is not None and _are_too_few(saved, present, usable, used):
-        return GpuMap(refusals=(too_few,))  # at once: a search would try all orders of them
-    found = _Search(saved, old, present, new, usable, used).run()
-    if found is None and usable is not None and _Search(saved, old, present, new).run():
-        return GpuMap(refusals=(f"{too_few}, which are linked in another way",))
+    refusals = tuple(_too_few(saved, present, allowed))
+    if refusals:
+        return GpuMap(refusals=refusals)
+    found = _Search(saved, old, present, new, allowed).run()
+    if found is None and usable is not None and _Search(saved, old, present, new, _Allowed()).run():
+        return GpuMap(
+            refusals=(
+                f"{allowed.needs(len(held), present)}: these are linked in another way than those "
+                "of the checkpoint",
+            )
+        )
     if found is None:
         return GpuMap(
             refusals=(
@@ -170,12 +179,47 @@ def _counts(saved: Sequence[Gpu], present: Sequence[Gpu]) -> Iterable[str]:
             )
 
 
-def _are_too_few(
-    saved: Sequence[Gpu], present: Sequence[Gpu], usable: Collection[str], used: Collection[str]
-) -> bool:
-    needed = Counter(_kind(gpu) for gpu in saved if gpu.uuid.value in used)
-    there = Counter(_kind(gpu) for gpu in present if gpu.uuid.value in usable)
-    return any(count > there[kind] for kind, count in needed.items())
+@dataclass(frozen=True, slots=True)
+class _Allowed:
+    """Where state may go: from `used` to `usable` only; `usable` is None for anywhere."""
+
+    usable: Collection[str] | None = None
+    used: frozenset[str] = frozenset()
+
+    def takes(self, old: str, new: str) -> bool:
+        """Whether what is on an old GPU may go to a new one."""
+        return self.usable is None or old not in self.used or new in self.usable
+
+    def count(self, present: Sequence[Gpu]) -> int:
+        """How many of these GPUs may take state."""
+        return sum(self.usable is None or gpu.uuid.value in self.usable for gpu in present)
+
+    def needs(self, needed: int, present: Sequence[Gpu], name: str = "") -> str:
+        """Say how many of a model are needed and how many there are."""
+        are = "GPU is" if needed == 1 else "GPUs are"
+        model = f" of the model {name}" if name else ""
+        return (
+            f"{needed} {are} needed{model}, and {self.count(present)} of {len(present)} may be "
+            "used (free, and visible to the workload)"
+        )
+
+
+def _strangers(saved: Sequence[Gpu], used: Collection[str]) -> Iterable[str]:
+    known = {gpu.uuid.value for gpu in saved}
+    for uuid in sorted(used):
+        if uuid not in known:
+            yield f"the checkpoint holds state of {uuid}, which is none of its GPUs"
+
+
+def _too_few(saved: Sequence[Gpu], present: Sequence[Gpu], allowed: _Allowed) -> Iterable[str]:
+    """Say of which model there are too few; that says more than a search that fails."""
+    needed = Counter(_kind(gpu) for gpu in saved if gpu.uuid.value in allowed.used)
+    several = len({gpu.name.value for gpu in present}) > 1
+    for kind, count in sorted(needed.items()):
+        there = [gpu for gpu in present if _kind(gpu) == kind]
+        if allowed.count(there) < count:
+            missing = allowed.needs(count, there, kind[0] if several else "")
+            yield f"{missing}: end what is on others, or let the workload see them"
 
 
 def _unknown_links(gpus: Sequence[Gpu], links: Links, whose: str) -> Iterable[str]:
@@ -193,7 +237,8 @@ class _Search:
 
     After each choice the candidates of all others are cut down to those with the right link to
     the GPU just placed, and the one with the fewest is next. Where all GPUs are linked alike
-    every choice is right, so nothing is ever taken back.
+    every choice is right, so nothing is ever taken back. What follows depends on the candidates
+    that are left and on nothing else, so what has failed once is not tried again.
     """
 
     def __init__(
@@ -202,8 +247,7 @@ class _Search:
         old: Links,
         present: Sequence[Gpu],
         new: Links,
-        usable: Collection[str] | None = None,
-        used: Collection[str] = (),
+        allowed: _Allowed,
     ) -> None:
         self._old, self._new = _matrix(saved, old), _matrix(present, new)
         before, now = _rows(saved, self._old), _rows(present, self._new)
@@ -211,10 +255,11 @@ class _Search:
             uuid: frozenset(
                 other
                 for other, row in now.items()
-                if row == before[uuid] and (usable is None or uuid not in used or other in usable)
+                if row == before[uuid] and allowed.takes(uuid, other)
             )
             for uuid in sorted(before)
         }
+        self._failed: set[tuple[tuple[str, frozenset[str]], ...]] = set()
 
     def run(self) -> dict[str, str] | None:
         """Return new UUIDs by old ones."""
@@ -225,6 +270,9 @@ class _Search:
     ) -> dict[str, str] | None:
         if not open_:
             return placed
+        state = tuple(open_.items())
+        if state in self._failed:
+            return None
         old = min(open_, key=lambda uuid: (len(open_[uuid]), uuid))
         # Itself first, then one that is no other's own: what does not have to move stays.
         for new in sorted(open_[old], key=lambda u: (u != old, u in self._candidates, u)):
@@ -241,6 +289,7 @@ class _Search:
                 found = self._place({**placed, old: new}, left)
                 if found is not None:
                     return found
+        self._failed.add(state)
         return None
 
 

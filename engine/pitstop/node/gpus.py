@@ -40,10 +40,10 @@ def read_inventory(deadline: float = DEADLINE) -> Inventory:
         deadline: seconds NVML has.
     """
     cards, loaded = pci_cards(_BUS), _loaded()
-    if not cards and loaded.value == NONE and not _CONTROL.exists() and not library_is_there():
-        return EMPTY
-    found = _ask(deadline)
-    return replace(found, loaded=loaded, cards=Fact(str(cards)))
+    seen = cards.value not in (None, "0") or _CONTROL.exists() or library_is_there()
+    if loaded.value == NONE and not seen:
+        return replace(EMPTY, cards=cards)
+    return replace(_ask(deadline), loaded=loaded, cards=cards)
 
 
 def describe() -> dict[str, Any]:
@@ -99,13 +99,22 @@ def has_no_driver(found: Inventory) -> bool:
     return missing and found.loaded.value == NONE and number(found.cards) == 0
 
 
-def pci_cards(devices: Path) -> int:
-    """Count NVIDIA display and 3D controllers on the PCI bus, driver or not."""
-    return sum(
+def pci_cards(devices: Path) -> Fact:
+    """Count NVIDIA display and 3D controllers on the PCI bus, driver or not.
+
+    Args:
+        devices: where the kernel lists the bus, `/sys/bus/pci/devices`. A machine without that
+            bus has no card on it; where the kernel's list of buses is not shown, nothing is known.
+    """
+    if not devices.is_dir():
+        buses = devices.parent.parent
+        return Fact("0") if buses.is_dir() else Fact(None, f"{buses} is not there")
+    count = sum(
         _attribute(device / "vendor") == _NVIDIA
         and _attribute(device / "class").startswith(_DISPLAY)
-        for device in (devices.iterdir() if devices.is_dir() else ())
+        for device in devices.iterdir()
     )
+    return Fact(str(count))
 
 
 def _attribute(path: Path) -> str:

@@ -273,6 +273,11 @@ def _mps(found: list[GpuProcess], failures: dict[str, Fact]) -> Fact:
     servers |= {process.pid for process in found if _program(process.pid) == MPS_SERVER}
     if servers:
         return Fact(ON)
+    listed = failures.get("compute")
+    if (
+        listed is not None and listed.known
+    ):  # a server would stand in this list, so nothing is known
+        return Fact(None, f"the list of processes is {listed}")
     for kind in ("compute", "mps"):
         if kind in failures and not failures[kind].known:
             return failures[kind]

@@ -10,6 +10,7 @@
 typedef int nvmlReturn_t;
 typedef struct device {
     int index; /* in CUDA's order */
+    int slice; /* the place of a slice of it, from 1; 0: the GPU itself */
 } *nvmlDevice_t;
 
 enum {
@@ -25,10 +26,10 @@ enum {
     UNKNOWN = 999
 };
 
-enum { MOST_LINKS = 18, MEMORY_V2 = 0x02000028 };
+enum { MOST_LINKS = 18, MOST_SLICES = 7, MEMORY_V2 = 0x02000028 };
 
 static int initialised;
-static struct device handles[MOST_GPUS];
+static struct device handles[MOST_GPUS], slices[MOST_GPUS][MOST_SLICES];
 
 static const char *const TEXTS[] = {
     "Success",
@@ -237,7 +238,10 @@ nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *text, unsigned int len
     nvmlReturn_t result = enter_device(__func__, device, &machine, &uuid);
     if (result) return result;
     int error = gpu_field(uuid, "uuid", value); /* only ever there as an error */
-    return error > 0 ? error : copy_text(uuid, text, length);
+    if (error > 0) return error;
+    if (!device->slice) return copy_text(uuid, text, length);
+    snprintf(value, sizeof value, "MIG-%d%s", device->slice, uuid + strlen("GPU-0"));
+    return copy_text(value, text, length);
 }
 
 nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *text, unsigned int length) {
@@ -320,6 +324,88 @@ nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned int type,
                                          unsigned long long *errors) {
     (void)type, (void)counter;
     return number_field(__func__, device, "ecc_errors", errors);
+}
+
+/* ---- its slices ---- */
+
+nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *count) {
+    struct machine machine;
+    const char *uuid;
+    nvmlReturn_t result = enter_device(__func__, device, &machine, &uuid);
+    if (!result) *count = MOST_SLICES;
+    return result;
+}
+
+/* What is at a place, of `slices 1/0 - 2/0`: GPU instance and compute instance, `-` for none */
+static nvmlReturn_t read_slice(const char *uuid, int place, unsigned int *instance, unsigned int *compute) {
+    char value[LONG_TEXT], *rest = NULL;
+    int found = gpu_field(uuid, "slices", value);
+    if (found) return found > 0 ? found : NOT_FOUND;
+    char *word = strtok_r(value, " ", &rest);
+    for (int before = 1; word && before < place; before++) word = strtok_r(NULL, " ", &rest);
+    return word && sscanf(word, "%u/%u", instance, compute) == 2 ? NVML_SUCCESS : NOT_FOUND;
+}
+
+nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int index, nvmlDevice_t *slice) {
+    struct machine machine;
+    const char *uuid;
+    unsigned int instance, compute;
+    nvmlReturn_t result = enter_device(__func__, device, &machine, &uuid);
+    if (result) return result;
+    if (index >= MOST_SLICES) return INVALID_ARGUMENT;
+    result = read_slice(uuid, (int)index + 1, &instance, &compute);
+    if (result) return result;
+    slices[device->index][index] = (struct device){device->index, (int)index + 1};
+    *slice = &slices[device->index][index];
+    return NVML_SUCCESS;
+}
+
+static nvmlReturn_t slice_id(const char *function, nvmlDevice_t device, unsigned int *instance, unsigned int *compute) {
+    struct machine machine;
+    const char *uuid;
+    nvmlReturn_t result = enter_device(function, device, &machine, &uuid);
+    if (result) return result;
+    return device->slice ? read_slice(uuid, device->slice, instance, compute) : INVALID_ARGUMENT;
+}
+
+nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned int *id) {
+    unsigned int compute;
+    return slice_id(__func__, device, id, &compute);
+}
+
+nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned int *id) {
+    unsigned int instance;
+    return slice_id(__func__, device, &instance, id);
+}
+
+/* ---- readings by number ---- */
+
+typedef struct {
+    unsigned int fieldId, scopeId;
+    long long timestamp, latency;
+    int valueType;
+    nvmlReturn_t nvmlReturn;
+    union {
+        unsigned int uiVal;
+        unsigned long long ullVal;
+    } value;
+} nvmlFieldValue_t;
+
+/* The only one here is what has to be done to the GPU, where the machine's files name it. */
+nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *values) {
+    enum { RECOVERY_ACTION = 230, TYPE_UNSIGNED_INT = 1 };
+    struct machine machine;
+    const char *uuid;
+    char value[LONG_TEXT];
+    nvmlReturn_t result = enter_device(__func__, device, &machine, &uuid);
+    if (result) return result;
+    for (int index = 0; index < count; index++) {
+        int found = values[index].fieldId == RECOVERY_ACTION ? gpu_field(uuid, "recovery", value) : -1;
+        values[index].nvmlReturn = found < 0 ? INVALID_ARGUMENT : found;
+        values[index].valueType = TYPE_UNSIGNED_INT;
+        if (!found) values[index].value.uiVal = (unsigned int)strtoul(value, NULL, 10);
+    }
+    return NVML_SUCCESS;
 }
 
 /* ---- its memory ---- */
@@ -433,18 +519,36 @@ nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link, un
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci) {
+/* Whether a link leads to a switch, as all links of a GPU to all others do */
+static int leads_to_switch(const struct machine *machine, int index, int peer) {
+    char word[32];
+    unsigned int count;
+    return !gpu_link(machine, index, peer, word) && sscanf(word, "NV%u", &count) == 1 && count == MOST_LINKS;
+}
+
+nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsigned int link, int *type) {
+    enum { TYPE_GPU = 0, TYPE_SWITCH = 2 };
     struct machine machine;
     const char *uuid;
-    char word[32], id[LONG_TEXT], model[LONG_TEXT];
-    unsigned int count = 0;
     nvmlReturn_t result = enter_device(__func__, device, &machine, &uuid);
     if (result) return result;
     if (link >= MOST_LINKS) return INVALID_ARGUMENT;
     int peer = peer_of(&machine, device->index, link);
     if (peer < 0) return NOT_SUPPORTED;
-    if (!gpu_link(&machine, device->index, peer, word) && sscanf(word, "NV%u", &count) == 1 &&
-        count == MOST_LINKS) {
+    *type = leads_to_switch(&machine, device->index, peer) ? TYPE_SWITCH : TYPE_GPU;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci) {
+    struct machine machine;
+    const char *uuid;
+    char id[LONG_TEXT], model[LONG_TEXT];
+    nvmlReturn_t result = enter_device(__func__, device, &machine, &uuid);
+    if (result) return result;
+    if (link >= MOST_LINKS) return INVALID_ARGUMENT;
+    int peer = peer_of(&machine, device->index, link);
+    if (peer < 0) return NOT_SUPPORTED;
+    if (leads_to_switch(&machine, device->index, peer)) {
         snprintf(id, sizeof id, "00000000:%02X:00.0", 0x05 + link % 4); /* one of four switches */
         return fill_pci(id, "0x22A310DE", pci);
     }

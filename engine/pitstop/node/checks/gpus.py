@@ -52,7 +52,7 @@ def judge_driver(inventory: Inventory, machine: str) -> Check:
             "gpu-driver",
             CheckState.ABSENT,
             what,
-            f"no GPU on the PCI bus ({inventory.words or f'driver {inventory.driver}, no GPU'})",
+            f"{_on_bus(inventory)} ({inventory.words or f'driver {inventory.driver}, no GPU'})",
             "workloads without a GPU need none",
         )
     if inventory.answer is Answer.NO_BINDING:
@@ -147,6 +147,8 @@ def _fixes(found: Iterable[Obstacle]) -> str:
 
 def _on_bus(inventory: Inventory) -> str:
     cards = number(inventory.cards)
+    if cards is None:
+        return f"GPUs on the PCI bus: {inventory.cards}"
     return f"{cards} NVIDIA GPU on the PCI bus" if cards else "no GPU seen on the PCI bus"
 
 
