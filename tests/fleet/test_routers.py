@@ -198,6 +198,16 @@ def test_what_somebody_else_has_closed_is_left_closed(scene: Scene) -> None:
     assert scene.router.look(scene.replica).words == seen.partition("; 2 workers")[0]
 
 
+def test_replica_that_takes_the_place_of_a_workload_that_moved(scene: Scene) -> None:
+    spare = scene.real.replicas[1]
+    scene.router.close_admission(spare)  # nothing runs there yet
+    before = scene.router.close_admission(scene.replica)
+    assert scene.router.admit(spare, before) is True
+    until(lambda: scene.answering() == {scene.there}, "only the spare answers")
+    assert scene.router.admit(spare, before) is True
+    assert not scene.router.look(scene.replica).open
+
+
 def test_waits_for_what_is_in_flight_and_sees_zero_twice(scene: Scene) -> None:
     said: list[str] = []
 

@@ -15,9 +15,9 @@ from pitstop.fleet.routers.haproxy_answers import parse_in_flight, parse_replica
 from pitstop.fleet.routers.metrics import total
 from pitstop.fleet.routers.nginx_conf import find_server, set_down, upstream_servers
 from pitstop.fleet.routers.router import Before, NotUnderstood, Router
-from pitstop.fleet.routers.vllm_stack import taken, where, with_entry, without
+from pitstop.fleet.routers.vllm_stack import VllmStackRouter, taken, where, with_entry, without
 from pitstop.model.errors import BadInput, PermanentError
-from pitstop.model.router import RouterSpec, counts
+from pitstop.model.router import RouterSpec, VllmStack, counts
 from pitstop.model.site import Site
 
 HAPROXY = {"kind": "haproxy", "socket": "/run/haproxy/admin.sock"}
@@ -341,3 +341,14 @@ def test_vllm_lists_that_changed_meanwhile_are_for_a_person() -> None:
     back = taken({"static_backends": "http://a:1,http://b:1"}, 0)
     with pytest.raises(PermanentError, match="static_models"):
         with_entry({"static_backends": "http://b:1", "static_models": "m"}, back)
+
+
+def test_vllm_backend_of_a_workload_that_moved_is_the_same_with_another_address() -> None:
+    config = {"static_backends": "http://a:1,http://b:1", "static_models": "m0,m1"}
+    spec = VllmStack(kind="vllm-production-stack", url="http://router:1", config="/etc/config.json")
+    with VllmStackRouter("lb", spec) as router:
+        moved = router.detail_for("http://c:1", {"entry": taken(config, 1)})
+    assert with_entry(without(config, 1, "http://b:1"), moved["entry"]) == {
+        "static_backends": "http://a:1,http://c:1",
+        "static_models": "m0,m1",
+    }

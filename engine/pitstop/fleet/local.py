@@ -56,13 +56,17 @@ CHUNK = 1 << 18
 class _LocalStream(Stream):
     def __init__(self, argv: Sequence[str]) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the stream
-        self._process = subprocess.Popen(
-            list(argv),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            bufsize=0,
-        )
+        try:
+            self._process = subprocess.Popen(
+                list(argv),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                bufsize=0,
+            )
+        except OSError:
+            self._errors.close()
+            raise
         assert self._process.stdin is not None  # noqa: S101  # asked for above
         assert self._process.stdout is not None  # noqa: S101  # likewise
         self._input, self._output = self._process.stdin, self._process.stdout

@@ -51,23 +51,31 @@ def carry(
         DeadlineExceeded: they had not ended in time; the connections to both are closed.
         ConnectionLost: what became of a command is unknown. Neither waits for the rest.
     """
-    end = time.monotonic() + seconds
+    late = threading.Event()
 
     def abandon() -> None:
         source.abandon()
         target.abandon()
 
-    # Whatever is waited for below ends with the connections.
-    watchdog = threading.Timer(seconds, abandon)
+    def give_up() -> None:
+        late.set()
+        abandon()
+
+    # Whatever is waited for below ends with the connections, as an error or as an early end.
+    watchdog = threading.Timer(seconds, give_up)
     watchdog.daemon = True
     watchdog.start()
     try:
-        return _carry(source, target, progress)
+        carried = _carry(source, target, progress)
     except BaseException as error:
         abandon()
-        if time.monotonic() >= end and isinstance(error, Exception):
+        if late.is_set() and isinstance(error, Exception):
             raise DeadlineExceeded(subject, f"not through after {seconds:g} s") from error
         raise
+    else:
+        if late.is_set():
+            raise DeadlineExceeded(subject, f"not through after {seconds:g} s")
+        return carried
     finally:
         watchdog.cancel()
         source.close()
