@@ -90,7 +90,6 @@ def test_a_workload_without_cuda_loads_no_driver(engine: Engine, gpus: EmulatedG
     assert gpus.trace() == []
 
 
-
 def ended_or_running(program: GpuProgram, attempt: Callable[[], object]) -> str:
     """Try, and say how the workload is afterwards: seen, not believed."""
     tree = program.launched.tree

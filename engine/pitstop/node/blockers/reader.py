@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import re
 import stat
@@ -117,7 +118,12 @@ def _same_memory(pid: int, parent: int) -> bool:
 
 
 def _mounts(process: str) -> tuple[Mount, ...]:
-    return parse_mounts(Path(f"/proc/{process}/mountinfo").read_text(errors="replace"))
+    try:
+        return parse_mounts(Path(f"/proc/{process}/mountinfo").read_text(errors="replace"))
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # said of a process that is ending
+            raise ProcessLookupError(error.errno, "it is ending") from error
+        raise
 
 
 def _namespaces(process: str) -> dict[str, str]:
