@@ -4,11 +4,14 @@ from hypothesis import settings
 
 pytest_plugins = [
     "tests.rigs.engine",
+    "tests.rigs.gpu_machine",
     "tests.rigs.kubernetes",
     "tests.rigs.lab",
     "tests.rigs.site",
     "tests.rigs.slurm",
     "tests.rigs.slurm_site",
+    "tests.rigs.gpu_nodes",
+    "tests.rigs.two_nodes",
 ]
 
 # What the whole suite has time for; `--hypothesis-profile thorough` when there is more.

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ import pytest
 from pitstop.images.durable import write_json
 from pitstop.node import criu
 from pitstop.node.checks import clock_sync, kernel_features
-from pitstop.node.doctor import FOR_CPU, examine
+from pitstop.node.doctor import FOR_CPU, FOR_GPU, examine
 from pitstop.node.paths import StateDir
 from pitstop.node.trial import run_trial
+from tests.rigs.gpus import EmulatedGpus
 
 
 @pytest.fixture
@@ -62,6 +63,40 @@ def test_this_machine_can_save(state: StateDir) -> None:
         assert check["state"] in ("ok", "warning", "failed", "absent", "unknown")
         assert check["state"] != "unknown", check
     assert left_behind(state) == []
+
+
+def doctor(environment: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """What `pitstop doctor` says of a machine, by the id of each check."""
+    shown = subprocess.run(
+        [sys.executable, "-m", "pitstop.cli.main", "doctor", "--no-trial", "--json"],
+        env={**os.environ, **environment},
+        capture_output=True,
+        check=True,  # a GPU that is broken keeps no workload without a GPU from being saved
+    )
+    return by_id(json.loads(shown.stdout))
+
+
+def test_a_machine_without_a_gpu_lacks_nothing() -> None:
+    checks = doctor({})
+    assert [checks[name]["state"] for name in sorted(FOR_GPU)] == ["absent"] * 3
+
+
+def test_a_node_with_gpus_is_read_through_the_bindings(tmp_path: Path) -> None:
+    machine = EmulatedGpus(tmp_path / "machine", 2, model=["NVIDIA L4", "NVIDIA H200"])
+    checks = doctor(machine.environment())
+    assert [checks[name]["state"] for name in sorted(FOR_GPU)] == ["ok"] * 3
+    assert "2 GPU: 1 x NVIDIA H200, 1 x NVIDIA L4" in checks["gpu-driver"]["found"]
+    assert "cuda-core" in checks["cuda-checkpoint"]["found"]
+
+
+def test_a_node_whose_nvml_crashes_is_still_judged(tmp_path: Path) -> None:
+    machine = EmulatedGpus(tmp_path / "machine", 1)
+    machine.fault("nvmlDeviceGetHandleByIndex_v2", "die")
+    checks = doctor(machine.environment())
+    assert checks["gpu-driver"]["state"] == "failed"
+    assert "SIGSEGV" in checks["gpu-driver"]["found"]
+    assert checks["gpu-state"]["state"] == "failed"
+    assert checks["criu"]["state"] == "ok"
 
 
 def test_the_command_and_the_call_say_the_same(state: StateDir) -> None:

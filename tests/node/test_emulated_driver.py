@@ -171,29 +171,33 @@ def test_a_restore_elsewhere_needs_a_map_of_every_gpu(calls: GpuCalls, tmp_path:
     other = EmulatedGpus(tmp_path / "other", gpus=2, model="NVIDIA L4")
     here = tmp_path / "here"
     here.symlink_to(old.root)
-    with GpuWorkload(old, "--processes", "2", "--bytes", "100000", at=here) as workload:
+    with GpuWorkload(old, at=here, CUDA_VISIBLE_DEVICES="1") as workload:
         workload.step()
-        before = [workload.memory(rank) for rank in (0, 1)]
-        pids = workload.pids
-        save(calls, old, *pids)
+        before = workload.memory()
+        assert workload.state()[0]["gpus"][0]["uuid"] == old.uuids[1]
+        (pid,) = workload.pids
+        save(calls, old, pid)
         here.unlink()
         here.symlink_to(other.root)
-        refuse(calls, other, pids[0], pairs(old.uuids, other.uuids))  # another model
+        refuse(calls, other, pid, pairs(old.uuids, other.uuids))  # another model
         here.unlink()
         here.symlink_to(new.root)
-        refuse(calls, new, pids[0], None)  # the old ones are not here
-        refuse(calls, new, pids[0], pairs(old.uuids[:1], new.uuids[:1]))  # not all
-        refuse(calls, new, pids[0], pairs(old.uuids, [new.uuids[0]] * 2))  # one twice
-        refuse(calls, new, pids[0], pairs(old.uuids, other.uuids))  # not here
+        refuse(calls, new, pid, None)  # the old ones are not here
+        refuse(calls, new, pid, pairs(old.uuids[1:], new.uuids[1:]))  # not all, if all it sees
+        refuse(calls, new, pid, pairs(old.uuids, [new.uuids[0]] * 2))  # one twice
+        refuse(calls, new, pid, pairs(old.uuids, other.uuids))  # not here
         new.upgrade("575.57")
         with pytest.raises(CallFailed, match=NOT_SUPPORTED):
-            calls.cuda(new, pids[0], "restore", pairs(old.uuids, new.uuids))
+            calls.cuda(new, pid, "restore", pairs(old.uuids, new.uuids))
         new.upgrade("580.105.08")
-        for pid in pids:
-            calls.cuda(new, pid, "restore", pairs(old.uuids, reversed(new.uuids)))
-            calls.cuda(new, pid, "unlock")
-        assert [rank["gpus"][0]["uuid"] for rank in workload.state()] == list(reversed(new.uuids))
-        assert [workload.memory(rank) for rank in (0, 1)] == before
+        new.set_field(1, "persistence", value=False)
+        with pytest.raises(CallFailed, match="CUDA_ERROR_NOT_INITIALIZED"):
+            calls.cuda(new, pid, "restore", pairs(old.uuids, new.uuids))
+        new.set_field(1, "persistence", value=True)
+        calls.cuda(new, pid, "restore", pairs(old.uuids, reversed(new.uuids)))
+        calls.cuda(new, pid, "unlock")
+        assert workload.state()[0]["gpus"][0]["uuid"] == new.uuids[0]
+        assert workload.memory() == before
 
 
 def refuse(calls: GpuCalls, gpus: EmulatedGpus, pid: int, mapping: object) -> None:
@@ -242,6 +246,10 @@ def test_faults_are_made_when_and_where_they_are_ordered(
         calls.cuda(gpus, two, "lock")
         with pytest.raises(CallFailed, match="CUDA_ERROR_OUT_OF_MEMORY"):
             calls.cuda(gpus, two, "checkpoint")
+        gpus.fault("get_state", "slow", 30)
+        assert calls.cuda(gpus, two, "state") == "locked"
+    slow = gpus.trace()[-1]
+    assert slow.end - slow.begin >= 30_000_000
 
 
 def test_a_lock_can_kill_the_process(calls: GpuCalls, gpus: EmulatedGpus) -> None:

@@ -15,24 +15,16 @@ import pytest
 
 from pitstop.images.checkpoint import State
 from pitstop.model.errors import CheckpointFailed, EndedInDump
+from pitstop.node import processes
 from pitstop.node.checkpointer import settle
 from pitstop.node.cuda.mark import read_mark
-from tests.rigs.engine import Engine, Launched, copies_of, until
+from tests.rigs.engine import Engine, Launched, copies_of, state_letter, until
 from tests.rigs.gpu_program import GpuProgram
 from tests.rigs.gpus import EmulatedGpus, build
 
 WORKLOAD = "gpu"
 QUICK = {"lock": 5.0, "call": 3.0, "move": 3.0}
 """Deadlines of the driver's calls: what hangs is to be given up soon."""
-
-
-@pytest.fixture
-def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EmulatedGpus:
-    """Four GPUs, for all that is started from here."""
-    found = EmulatedGpus(tmp_path / "gpus", gpus=4)
-    for name, value in found.environment().items():
-        monkeypatch.setenv(name, value)
-    return found
 
 
 @pytest.fixture
@@ -188,7 +180,9 @@ def test_a_fault_in_a_restore_ends_in_a_cold_start(
 
 def engine_launch(program: GpuProgram) -> Launched:
     """Start it as a supervisor does: from a checkpoint where there is one, else cold."""
-    program.launched = program.engine.launch(*program.command, workload=WORKLOAD)
+    program.launched = program.engine.launch(
+        *program.command, workload=WORKLOAD, options=("--run", "run1")
+    )
     assert program.launched.report.get("running"), program.launched.said
     return program.launched
 
@@ -196,11 +190,12 @@ def engine_launch(program: GpuProgram) -> Launched:
 def test_work_that_does_not_come_to_a_stop_is_left_alone(
     engine: Engine, gpus: EmulatedGpus
 ) -> None:
-    program = start(engine, 2, "--kernel-ms", "4000")
+    program = start(engine, 2, "--kernel-ms", "2500")
     program.step()
     how = ended_or_running(program, lambda: save(program, gpu_limits={"lock": 0.5}))
     assert "CUDA_ERROR_NOT_READY" in how
-    assert save(program, "ck2")["gpus"]["one_boundary"] is True
+    patient = {"lock": 30.0}
+    assert save(program, "ck2", gpu_limits=patient)["gpus"]["one_boundary"] is True
 
 
 def test_a_process_that_has_only_inherited_cuda_is_no_cuda_process(
@@ -223,13 +218,13 @@ def test_a_killed_operation_leaves_no_gpu_parked(
     order = engine.order(workload=WORKLOAD, gpu_limits=QUICK)
     engine.start("op1", "checkpoint", order)
     until(lambda: moment in calls(gpus, "lock", "checkpoint"), f"one {moment} has been done")
-    [guard] = [int(p.name) for p in Path("/proc").iterdir() if is_worker(p)]
+    [guard] = [p.pid for p in processes.tree(os.getpid()) if is_worker(p.pid)]
     os.kill(engine.runner("op1"), signal.SIGKILL)
     if also_the_guard:
         os.kill(guard, signal.SIGKILL)
         assert settle(engine.state, WORKLOAD, "ck1")["running"] is True
     else:
-        until(lambda: not Path(f"/proc/{guard}").exists(), "the guard has done its work")
+        until(lambda: state_letter(guard) in "ZX", "the guard has done its work")
     gpus.clear_faults()
     assert program.counters() == [0, 0]
     save(program, "ck2")
@@ -237,11 +232,11 @@ def test_a_killed_operation_leaves_no_gpu_parked(
     assert program.counters() == [0, 0]
 
 
-def is_worker(process: Path) -> bool:
+def is_worker(pid: int) -> bool:
     try:
-        return b"pitstop.node.cuda.worker" in (process / "cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
-        return False
+        return b"pitstop.node.cuda.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False  # it has ended
 
 
 def test_cancelled_before_the_dump(program: GpuProgram, gpus: EmulatedGpus) -> None:
@@ -293,22 +288,33 @@ class TestOtherGpus:
         assert saved.engine.checkpoint("ck1", WORKLOAD).state() is State.SEALED
 
     def test_in_use_by_somebody_else(self, saved: GpuProgram, gpus: EmulatedGpus) -> None:
-        """Out of memory would leave a process that can only be killed (cuda-checkpoint#44)."""
-        squatter = saved.engine.launch(
-            str(build() / "gpu-workload"), "--port", "8097", workload="squatter"
-        )
-        assert squatter.report.get("running"), squatter.said
-        until(lambda: gpus.used(0) > 0, "it holds memory")
+        """Out of memory would leave a process that can only be killed (cuda-checkpoint#44).
+
+        Three of four GPUs are taken, and it needs two; then it needs no more than are free.
+        """
+        squatter = squat(saved, gpus, processes=3)
         failed = saved.restore().report["failed"]
         assert failed["code"] == "refused"
+        assert "2 GPUs are needed, and 1 of 4 may be used" in failed["cause"]
         assert f"{gpus.uuids[0]} is in use by pid" in failed["cause"]
         squatter.signal(signal.SIGTERM)
         squatter.wait()
+        squat(saved, gpus, processes=2)
         assert saved.restore().report.get("running"), saved.launched.said
         assert saved.memory() == self.before
+        assert set(saved.uuids()) == set(gpus.uuids[2:])
 
 
-def exchange(gpus: EmulatedGpus, **changes: Any) -> EmulatedGpus:
+def squat(saved: GpuProgram, gpus: EmulatedGpus, processes: int) -> Launched:
+    """Somebody else's processes on the first GPUs."""
+    command = (str(build() / "gpu-workload"), "--processes", str(processes))
+    squatter = saved.engine.launch(*command, "--port", "8097", workload=f"squatter{processes}")
+    assert squatter.report.get("running"), squatter.said
+    until(lambda: gpus.used(processes - 1) > 0, "all of it holds memory")
+    return squatter
+
+
+def exchange(before: EmulatedGpus, **changes: Any) -> EmulatedGpus:
     """Put other GPUs into the machine, at the place where a restored process looks for them."""
-    gpus.root.rename(gpus.root.with_name("before"))
-    return EmulatedGpus(gpus.root, **{"gpus": 4, **changes})
+    before.root.rename(before.root.with_name("before"))
+    return EmulatedGpus(before.root, **{"gpus": 4, **changes})

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from pitstop.model.errors import WorkloadGone
+from pitstop.node import processes
 from tests.rigs.gpus import EmulatedGpus, build
 
 
@@ -47,11 +49,13 @@ def _free_port() -> int:
 class GpuWorkload:
     """A running workload; a context manager that ends it."""
 
-    def __init__(self, gpus: EmulatedGpus, *options: str, at: Path | None = None) -> None:
+    def __init__(
+        self, gpus: EmulatedGpus, *options: str, at: Path | None = None, **environment: str
+    ) -> None:
         self.port = _free_port()
         self.process = subprocess.Popen(
             [str(build() / "gpu-workload"), "--port", str(self.port), *options],
-            env={**os.environ, **gpus.environment(at)},
+            env={**os.environ, **gpus.environment(at), **environment},
         )
         wait_until_it_serves(self.port, self.process)
 
@@ -81,5 +85,10 @@ class GpuWorkload:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.process.kill()  # the ranks go with it
+        try:
+            ranks = processes.tree(self.process.pid)
+        except WorkloadGone:
+            ranks = []
+        self.process.kill()  # the ranks go with it, soon after
         self.process.wait()
+        assert processes.wait_gone(ranks, 20) == []

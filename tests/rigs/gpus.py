@@ -396,7 +396,16 @@ def _make_devices(directory: Path, gpus: int) -> None:
 
 
 def _harmless_device() -> int:
-    for name in ("fuse", "loop-control", "autofs", "btrfs-control", "kvm", "userfaultfd"):
+    """The first of them is there where emulated GPUs are shown already."""
+    for name in (
+        "nvidiactl",
+        "fuse",
+        "loop-control",
+        "autofs",
+        "btrfs-control",
+        "kvm",
+        "userfaultfd",
+    ):
         try:
             descriptor = os.open(f"/dev/{name}", os.O_RDWR | os.O_CLOEXEC)
         except OSError:

@@ -25,6 +25,7 @@ Cli = Callable[..., Result]
 COMMANDS = {
     ("demo",),
     ("doctor",),
+    ("inventory",),
     ("plan",),
     ("run",),
     ("resume",),

@@ -203,6 +203,31 @@ def test_links_that_only_look_alike_are_told_apart(
     assert map_gpus(saved, saved, old, old).possible
 
 
+@given(st.data())
+def test_state_only_goes_to_gpus_that_may_be_used(data: st.DataObject) -> None:
+    """Where all are linked alike there is a map exactly if there are enough of them."""
+    count = data.draw(st.integers(1, 16))
+    old, new = numbered("a", count), numbered("b", count)
+    used = data.draw(st.sets(st.sampled_from([g.uuid.value or "" for g in old])))
+    usable = data.draw(st.sets(st.sampled_from([g.uuid.value or "" for g in new])))
+    found = map_gpus(old, new, links(old), links(new), usable, used)
+    assert found.possible == (len(usable) >= len(used)), found
+    if found.possible:
+        assert {new for old, new in found.pairs if old in used} <= usable
+        assert {old for old, _ in found.pairs} == {g.uuid.value for g in old}
+    else:
+        assert f"{len(used)} GPUs are needed" in found.refusals[0]
+
+
+def test_gpus_that_may_be_used_have_to_be_linked_as_the_others_were() -> None:
+    old, new = numbered("a", 4), numbered("b", 4)
+    bridges = links(old, pairs_of(4)), links(new, pairs_of(4))
+    pair = {"GPU-a00", "GPU-a01"}
+    assert map_gpus(old, new, *bridges, {"GPU-b02", "GPU-b03"}, pair).possible
+    apart = map_gpus(old, new, *bridges, {"GPU-b01", "GPU-b02"}, pair)
+    assert "linked in another way" in apart.refusals[0]
+
+
 def test_a_gpu_that_was_swapped_is_the_only_one_that_moves() -> None:
     saved = numbered("b", 8)
     present = [*saved[:3], gpu("a99"), *saved[4:]]

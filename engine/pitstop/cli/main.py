@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from pitstop.cli import coverage, demo, doctor, images, reconcile, runs, workloads
+from pitstop.cli import coverage, demo, doctor, images, inventory, reconcile, runs, workloads
 
 app = typer.Typer(
     name="pitstop",
@@ -17,6 +17,7 @@ app = typer.Typer(
 )
 app.command()(demo.demo)
 app.command()(doctor.doctor)
+app.command()(inventory.inventory)
 app.command()(runs.plan)
 app.command()(runs.run)
 app.command()(runs.resume)

@@ -12,13 +12,14 @@ from pitstop.cli.options import Json, SiteFile
 from pitstop.cli.output import emit, errors, out, printable, progress
 from pitstop.decide.gate import compare
 from pitstop.fleet.node import RemoteNode
-from pitstop.model.errors import BadInput, Refused
+from pitstop.model.errors import Refused
 from pitstop.model.fingerprint import Fingerprint
 from pitstop.model.site import Site
 from pitstop.model.verdict import Verdict
 from pitstop.model.workload import Workload
 from pitstop.steps.by_hand import (
     checkpoint_by_hand,
+    find_home,
     restore_by_hand,
     start_by_hand,
     suspend_by_hand,
@@ -106,10 +107,5 @@ def _print(result: dict[str, Any]) -> None:
 
 def _find(name: str, site: Path) -> tuple[Site, Workload, RemoteNode]:
     declared = load_site(site)
-    spec = declared.workloads.get(name)
-    if spec is None:
-        raise BadInput(name, "no such workload in the site", ", ".join(declared.workloads))
-    if len(spec.placement) > 1:
-        raise Refused(name, "its GPUs sit in several machines; no part of it is touched alone")
-    node = next(iter(spec.placement))
+    node, spec = find_home(declared, name)
     return declared, spec, RemoteNode(node, declared.nodes[node])

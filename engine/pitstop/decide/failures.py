@@ -300,7 +300,7 @@ CATALOGUE: tuple[Known, ...] = (
     Known(
         "driver-mismatch",
         (Where.DUMP, Where.RESTORE, Where.KERNEL),
-        r"(?i)driver/library version mismatch",
+        r"(?i)(driver/library|NVML/RM) version mismatch",
         "the installed driver is not the one that the kernel runs",
         Action.FIX,
         "reboot, or load the new module; until then nothing is saved or restored there",

@@ -44,6 +44,8 @@ def map_gpus(
     present: Sequence[Gpu],
     saved_links: Sequence[Link] = (),
     present_links: Sequence[Link] = (),
+    usable: Collection[str] | None = None,
+    used: Collection[str] = (),
 ) -> GpuMap:
     """Map the GPUs of a checkpoint onto those that are there.
 
@@ -54,6 +56,8 @@ def map_gpus(
         present: all GPUs of the node now.
         saved_links: between the saved ones; needed for two and more.
         present_links: between the present ones.
+        usable: UUIDs of the present ones that may take state; None for all.
+        used: UUIDs of the saved ones that hold state; the others may go anywhere.
     """
     refusals = (
         *_unfit(saved, "the checkpoint's"),
@@ -68,7 +72,12 @@ def map_gpus(
     )
     if refusals:
         return GpuMap(refusals=refusals)
-    found = _Search(saved, old, present, new).run()
+    too_few = f"{len(used)} GPUs are needed, and {len(usable or ())} of {len(present)} may be used"
+    if usable is not None and _are_too_few(saved, present, usable, used):
+        return GpuMap(refusals=(too_few,))  # at once: a search would try all orders of them
+    found = _Search(saved, old, present, new, usable, used).run()
+    if found is None and usable is not None and _Search(saved, old, present, new).run():
+        return GpuMap(refusals=(f"{too_few}, which are linked in another way",))
     if found is None:
         return GpuMap(
             refusals=(
@@ -161,6 +170,14 @@ def _counts(saved: Sequence[Gpu], present: Sequence[Gpu]) -> Iterable[str]:
             )
 
 
+def _are_too_few(
+    saved: Sequence[Gpu], present: Sequence[Gpu], usable: Collection[str], used: Collection[str]
+) -> bool:
+    needed = Counter(_kind(gpu) for gpu in saved if gpu.uuid.value in used)
+    there = Counter(_kind(gpu) for gpu in present if gpu.uuid.value in usable)
+    return any(count > there[kind] for kind, count in needed.items())
+
+
 def _unknown_links(gpus: Sequence[Gpu], links: Links, whose: str) -> Iterable[str]:
     uuids = sorted(gpu.uuid.value or "" for gpu in gpus)
     for at, one in enumerate(uuids):
@@ -180,12 +197,22 @@ class _Search:
     """
 
     def __init__(
-        self, saved: Sequence[Gpu], old: Links, present: Sequence[Gpu], new: Links
+        self,
+        saved: Sequence[Gpu],
+        old: Links,
+        present: Sequence[Gpu],
+        new: Links,
+        usable: Collection[str] | None = None,
+        used: Collection[str] = (),
     ) -> None:
         self._old, self._new = _matrix(saved, old), _matrix(present, new)
         before, now = _rows(saved, self._old), _rows(present, self._new)
         self._candidates = {
-            uuid: frozenset(other for other, row in now.items() if row == before[uuid])
+            uuid: frozenset(
+                other
+                for other, row in now.items()
+                if row == before[uuid] and (usable is None or uuid not in used or other in usable)
+            )
             for uuid in sorted(before)
         }
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pitstop.decide.attempts import cause_of, effect_unknown, standing
 from pitstop.decide.job_outcome import job_result
+from pitstop.decide.moves import is_there
 from pitstop.model.errors import EndedInDump
 from pitstop.model.event import Event
 from pitstop.model.plan import Plan, WorkloadPlan
@@ -59,9 +60,16 @@ def _workload(plan: WorkloadPlan, events: Sequence[Event]) -> WorkloadResult:
     restored = standing(events, Verb.RESTORE, name).result
     cold = standing(events, Verb.COLD_START, name).result
     gate = standing(events, Verb.GATE, name).result
-    outcome, cause = _outcome(plan, saved, stopped, restored, cold)
+    moved = standing(events, Verb.TRANSFER, name).result
+    there = plan.target.node if plan.target and is_there(plan, events) else None
+    # What did not come to the other node is of no use there: only its launch is.
+    left_behind = there is not None and moved is None
+    kept, ended = (None, saved) if left_behind else (saved, stopped)
+    outcome, cause = _outcome(plan, kept, ended, restored, cold, there)
     if outcome is Outcome.UNTOUCHED:
         outcome, cause = _not_moved(plan, events)
+    if outcome is Outcome.MIGRATED:
+        cause = f"restored on {there}"
     if outcome is Outcome.COLD_STARTED:
         cause = cause_of(events, name, "cold-start") or plan.reason
     return WorkloadResult(
@@ -71,6 +79,9 @@ def _workload(plan: WorkloadPlan, events: Sequence[Event]) -> WorkloadResult:
         verdict=gate["verdict"] if gate else None,
         checkpoint=saved["checkpoint"] if saved else None,
         image_bytes=saved["image_bytes"] if saved else None,
+        node=there if restored or cold else None,
+        transfer_bytes=moved["bytes"] if moved else None,
+        transfer_seconds=moved["seconds"] if moved else None,
         frozen_seconds=_frozen(events, name, restored),
         restore_seconds=restored["ready_seconds"] if restored else None,
         cold_start_seconds=cold["ready_seconds"] if cold else None,
@@ -84,13 +95,14 @@ def _outcome(
     stopped: dict[str, Any] | None,
     restored: dict[str, Any] | None,
     cold: dict[str, Any] | None,
+    there: str | None,
 ) -> tuple[Outcome | None, str]:
     if cold is not None:
         return Outcome.COLD_STARTED, ""
     if restored is not None:
-        return Outcome.RESTORED, ""
+        return (Outcome.MIGRATED if there else Outcome.RESTORED), ""
     if saved is not None:
-        return None, f"waits as checkpoint {saved['checkpoint']} on {_where(plan)}"
+        return None, f"waits as checkpoint {saved['checkpoint']} on {there or _where(plan)}"
     if stopped is not None:
         return None, "stopped; its launch is known, and it was not started again yet"
     return Outcome.UNTOUCHED, ""

@@ -30,13 +30,19 @@ class Act(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkloadFacts:
-    """A workload as the node sees it; `why_not` says why it does not run."""
+    """A workload as the node sees it.
+
+    Attributes:
+        why_not: why it does not run.
+        away: its place is another node: it was moved there, or is a spare here.
+    """
 
     name: str
     running: bool
     why_not: str = ""
     holder: str = ""
     sealed: str | None = None
+    away: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +196,12 @@ def _left_behind(
         if lease is not None and w.name in lease.drained and w.running and not w.holder
     ]
     for workload in held:
+        # To end the hold of what has moved away starts nothing: its launcher here refuses.
+        over = workload.running or workload.away
         act, state = (
-            (Act.RELEASE, "it runs") if workload.running else (Act.BRING_BACK, workload.why_not)
+            (Act.RELEASE, "it runs" if workload.running else workload.why_not)
+            if over
+            else (Act.BRING_BACK, workload.why_not)
         )
         safe = known is not None and act is Act.RELEASE
         yield Finding(
@@ -237,5 +247,5 @@ def _by_itself(workload: WorkloadFacts) -> Iterator[Finding]:
     back = f"pitstop restore {name}" if workload.sealed else f"pitstop start {name}"
     if workload.holder.startswith(HAND) and not workload.running:
         yield Finding(name, f"saved by hand as {workload.sealed}", back, Act.PERSON)
-    elif not workload.holder and not workload.running:
+    elif not workload.holder and not workload.running and not workload.away:
         yield Finding(name, f"it does not run: {workload.why_not}", back, Act.PERSON)

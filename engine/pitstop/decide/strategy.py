@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pitstop.decide.homes import Candidate
 from pitstop.model.verdict import Verdict
 from pitstop.model.words import OnCheckpointFailure, Shape, Strategy
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A strategy with its reason, in words."""
+    """A strategy with its reason, in words.
+
+    Attributes:
+        target: the node that the workload moves to; empty if it does not.
+    """
 
     strategy: Strategy
     reason: str
+    target: str = ""
 
 
 def invalid_here(predicted: Verdict) -> str:
@@ -29,6 +35,7 @@ def choose(
     blockers: Sequence[str],
     predicted: Verdict,
     on_checkpoint_failure: OnCheckpointFailure,
+    candidates: Sequence[Candidate] = (),
 ) -> Choice:
     """Choose from what is known beforehand (DESIGN, section 5).
 
@@ -38,6 +45,7 @@ def choose(
         blockers: what would make a dump fail.
         predicted: what the gate will say after the declared changes.
         on_checkpoint_failure: the workload's policy.
+        candidates: other nodes that it may move to, the best first, as they were found.
     """
     if not running:
         return Choice(Strategy.LEAVE, f"it does not run: {why_not}")
@@ -48,8 +56,7 @@ def choose(
             "not there, and no part of it is touched alone",
         )
     if not predicted.valid:
-        # A dump would be worthless after the change, so none is made.
-        return Choice(Strategy.COLD_START, invalid_here(predicted))
+        return _elsewhere(invalid_here(predicted), blockers, candidates)
     if blockers:
         found = "; ".join(blockers)
         if on_checkpoint_failure is OnCheckpointFailure.COLD_START:
@@ -59,3 +66,21 @@ def choose(
             f"cannot be saved ({found}), and its policy for that is {on_checkpoint_failure.value}",
         )
     return Choice(Strategy.RESTORE, "the declared changes keep its fingerprint")
+
+
+def may_move(shape: Shape, running: bool, blockers: Sequence[str], predicted: Verdict) -> bool:
+    """Tell whether it is worth asking other nodes about a workload."""
+    return running and shape is not Shape.MULTI_NODE and not blockers and not predicted.valid
+
+
+def _elsewhere(here: str, blockers: Sequence[str], candidates: Sequence[Candidate]) -> Choice:
+    """Choose for a workload whose checkpoint will be invalid here."""
+    if blockers:
+        return Choice(Strategy.COLD_START, here)
+    for candidate in candidates:
+        if candidate.fits:
+            return Choice(
+                Strategy.MIGRATE, f"{here}; {candidate.node} matches and has room", candidate.node
+            )
+    # A dump would be worthless after the change, so none is made.
+    return Choice(Strategy.COLD_START, "; ".join((here, *map(str, candidates))))

@@ -11,7 +11,7 @@ from typing import Any
 
 from pitstop.fleet.local import LocalTransport
 from pitstop.fleet.ssh import SshTransport
-from pitstop.fleet.transport import Transport
+from pitstop.fleet.transport import Stream, Transport
 from pitstop.model.errors import (
     BadInput,
     ConnectionLost,
@@ -151,6 +151,15 @@ class RemoteNode:
         asked = {"id": identifier, "seconds": seconds, "lease": self._lease, **arguments}
         return self._persist(lambda: self.call(call, seconds + WAIT_ANSWER, **asked), progress)
 
+    def stream(self, *command: str) -> Stream:
+        """Start a command of the node's engine, to be fed and read by the caller.
+
+        Raises:
+            PitstopError: the node cannot be reached.
+        """
+        place = ("--state-dir", self.spec.state_dir)
+        return self._transport.stream([*self.spec.engine, *place, *command])
+
     def cancel(self, identifier: str) -> dict[str, Any]:
         """Ask an operation to stop, and wait until it has."""
         return self.call("op.cancel", id=identifier)
@@ -280,7 +289,9 @@ class DeferringNode(RemoteNode):
         except DeadlineExceeded as error:
             if error.subject != identifier or self.out_of_time:
                 raise
-            raise Pending({"for": "operation", "id": identifier}, deadline) from None
+            raise Pending(
+                {"for": "operation", "id": identifier, "node": self.name}, deadline
+            ) from None
 
     def wait_reboot(
         self, before: str, deadline: float, progress: Callable[[str], None] = lambda _text: None

@@ -18,7 +18,7 @@ from paramiko.pkey import UnknownKeyType
 from pitstop.fleet import hostkeys
 from pitstop.fleet.dialing import Line, dial
 from pitstop.fleet.hostkeys import HostKeys
-from pitstop.fleet.transport import OUTPUT_LIMIT, Completed, Transport
+from pitstop.fleet.transport import OUTPUT_LIMIT, Completed, Stream, Transport
 from pitstop.model.errors import (
     BadInput,
     ConnectionLost,
@@ -82,6 +82,17 @@ class SshTransport(Transport):
             # that may have died in between, as it does when a node reboots.
             with contextlib.suppress(*_LOST):
                 channel.close()
+
+    def stream(self, argv: Sequence[str]) -> Stream:
+        """Start a command; see `Transport.stream`, and `run` for its arguments."""
+        channel = self._open()
+        assert self._connection is not None  # noqa: S101  # the channel is one of it
+        try:
+            channel.exec_command(shlex.join(argv))
+        except _LOST as error:
+            self.close()
+            raise ConnectionLost(self._name, f"the connection was lost: {error}") from error
+        return _SshStream(self._name, channel, self._connection)
 
     def close(self) -> None:
         """End the connection."""
@@ -246,3 +257,45 @@ def _keep(buffer: bytearray, part: bytes) -> None:
     buffer += part
     if len(buffer) > OUTPUT_LIMIT:
         del buffer[: len(buffer) - OUTPUT_LIMIT]
+
+
+CHUNK = 1 << 18
+
+
+class _SshStream(Stream):
+    def __init__(
+        self, name: str, channel: paramiko.Channel, connection: paramiko.Transport
+    ) -> None:
+        self._name = name
+        self._channel = channel
+        self._connection = connection
+
+    def read(self) -> bytes:
+        try:
+            return self._channel.recv(CHUNK)
+        except _LOST:
+            return b""  # the status that is missing then says that it was lost
+
+    def write(self, data: bytes) -> bool:
+        try:
+            self._channel.sendall(data)
+        except _LOST:
+            return False
+        return True
+
+    def end_input(self) -> None:
+        with contextlib.suppress(*_LOST):
+            self._channel.shutdown_write()
+
+    def finish(self) -> Completed:
+        try:
+            return _exchange(self._channel, b"")
+        except _LOST as error:
+            raise ConnectionLost(self._name, f"the connection was lost: {error}") from error
+
+    def abandon(self) -> None:
+        self._connection.close()
+
+    def close(self) -> None:
+        with contextlib.suppress(*_LOST):
+            self._channel.close()

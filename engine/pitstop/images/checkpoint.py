@@ -14,9 +14,13 @@ was killed in between:
 
     consumed                    used up by a restore
     aborted                     the original ran on; worthless
+    handed-over                 another node has taken it over: of no use here any more
     sealed                      the original was ended at this boundary
     intent alone                sealed, once the original is proven gone
     none                        never finished; worthless
+
+`offered` says which run is about to move it where, and `received` that every byte of one that
+came from another node was verified here; neither changes what may be done with it.
 """
 
 from __future__ import annotations
@@ -45,6 +49,9 @@ class Mark(StrEnum):
     ABORTED = "aborted"
     SEALED = "sealed"
     CONSUMED = "consumed"
+    OFFERED = "offered"
+    RECEIVED = "received"
+    HANDED_OVER = "handed-over"
 
 
 class State(StrEnum):
@@ -55,6 +62,7 @@ class State(StrEnum):
     INTENDED = "intended"
     SEALED = "sealed"
     CONSUMED = "consumed"
+    HANDED_OVER = "handed-over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +109,7 @@ class Checkpoint:
         for mark, state in (
             (Mark.CONSUMED, State.CONSUMED),
             (Mark.ABORTED, State.ABORTED),
+            (Mark.HANDED_OVER, State.HANDED_OVER),
             (Mark.SEALED, State.SEALED),
             (Mark.INTENT, State.INTENDED),
         ):

@@ -12,8 +12,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pitstop.images.durable import sync_directory, write_atomic
-from pitstop.model.errors import InvalidCheckpoint
+from pitstop.images.durable import make_directory, sync_directory, write_atomic
+from pitstop.model.errors import BadInput, InvalidCheckpoint
 
 
 class Keys:
@@ -30,6 +30,50 @@ class Keys:
             InvalidCheckpoint: it is not kept safe.
         """
         self._signer()
+
+    def public(self, make: bool = False) -> bytes | None:
+        """Return the node's own public key as PEM; None while it has none.
+
+        Args:
+            make: make the key if there is none.
+
+        Raises:
+            InvalidCheckpoint: it is not kept safe.
+        """
+        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+        if not make and not self.private.exists():
+            return None
+        key = self._private_key().public_key()
+        return bytes(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+
+    def trusts(self, public: bytes) -> bool:
+        """Tell whether what is signed with a key would be believed here."""
+        from cryptography.hazmat.primitives.serialization import load_pem_public_key
+        from securesystemslib.signer import SSlibKey
+
+        wanted = SSlibKey.from_crypto(load_pem_public_key(public)).keyid
+        return wanted in {key.keyid for key in self._trusted()}
+
+    def trust(self, name: str, public: bytes) -> None:
+        """Believe from now on what is signed with a key.
+
+        Args:
+            name: of the node that it belongs to; a file name.
+            public: the key as PEM.
+
+        Raises:
+            BadInput: it is no public key.
+        """
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+        try:
+            load_pem_public_key(public)
+        except (ValueError, UnsupportedAlgorithm) as error:
+            raise BadInput(name, f"not a public key in PEM: {error}") from error
+        make_directory(self.directory / "trusted")
+        write_atomic(self.directory / "trusted" / f"{name}.pem", public)
 
     def sign(self, payload: bytes, payload_type: str) -> bytes:
         """Return a DSSE envelope over the payload, as JSON bytes."""
@@ -67,15 +111,19 @@ class Keys:
         return bytes(envelope.payload)
 
     def _signer(self) -> Any:
-        from cryptography.hazmat.primitives.serialization import load_pem_private_key
         from securesystemslib.signer import CryptoSigner
+
+        return CryptoSigner(self._private_key())
+
+    def _private_key(self) -> Any:
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
         if not self.private.exists():
             self._make()
         mode = self.private.stat().st_mode & 0o077
         if mode:
             raise InvalidCheckpoint(str(self.private), "the signing key is readable by others")
-        return CryptoSigner(load_pem_private_key(self.private.read_bytes(), None))
+        return load_pem_private_key(self.private.read_bytes(), None)
 
     def _make(self) -> None:
         """Make the key; of several processes that try at once exactly one key stays."""

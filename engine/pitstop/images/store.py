@@ -51,6 +51,28 @@ class Store:
             make_directory(directory)
         return draft
 
+    def take_up(self, identifier: str) -> Checkpoint:
+        """Make a place for a checkpoint that comes from elsewhere; what came before stays.
+
+        Raises:
+            BadInput, Refused: see `check_new`.
+        """
+        self.check_new(identifier)
+        draft = Checkpoint(self.directory / f".{identifier}")
+        for directory in (draft.images, draft.work, draft.marks):
+            make_directory(directory)
+        return draft
+
+    def draft(self, identifier: str) -> Checkpoint | None:
+        """Return what there is of a checkpoint that is not finished; None without any."""
+        found = Checkpoint(self.directory / f".{identifier}")
+        return found if is_name(identifier) and found.path.is_dir() else None
+
+    def find(self, identifier: str) -> Checkpoint | None:
+        """Return a finished checkpoint; None without one."""
+        found = Checkpoint(self.directory / identifier)
+        return found if is_name(identifier) and found.path.is_dir() else None
+
     def finish(self, draft: Checkpoint) -> Checkpoint:
         """Give a draft its final name. From here on the checkpoint is there, whole."""
         final = Checkpoint(self.directory / draft.id)
@@ -65,8 +87,8 @@ class Store:
         Raises:
             InvalidCheckpoint: there is none of that name.
         """
-        found = Checkpoint(self.directory / identifier)
-        if not is_name(identifier) or not found.path.is_dir():
+        found = self.find(identifier)
+        if found is None:
             raise InvalidCheckpoint(identifier, "there is no such checkpoint on this node")
         return found
 

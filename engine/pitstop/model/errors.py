@@ -10,6 +10,8 @@ PitstopError
 │   ├── DeadlineExceeded
 │   ├── Busy               another operation works on the same subject
 │   ├── PortTaken          somebody else listens where the workload did
+│   ├── TransferFailed     a checkpoint did not come to another node, which can be asked
+│   ├── TargetLost         the node that a workload was to move to cannot be asked
 │   └── Interrupted        the operation's process or its node ended before a result
 └── PermanentError    exit 1: trying again changes nothing
     ├── HostKeyRefused
@@ -136,6 +138,18 @@ class PortTaken(TemporaryError):
     """Somebody else listens on a port that the workload needs; it may go away."""
 
     code = "port_taken"
+
+
+class TransferFailed(TemporaryError):
+    """A checkpoint could not be brought to another node, though that node answers."""
+
+    code = "transfer_failed"
+
+
+class TargetLost(TemporaryError):
+    """The node that a workload was to move to cannot be asked, and nothing runs there."""
+
+    code = "target_lost"
 
 
 class Interrupted(TemporaryError):

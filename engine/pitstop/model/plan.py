@@ -15,7 +15,7 @@ from pitstop.model.runbook import RunbookStep
 from pitstop.model.site import Node, SitePolicy
 from pitstop.model.slurm import SlurmSpec
 from pitstop.model.words import Shape, Strategy
-from pitstop.model.workload import Workload
+from pitstop.model.workload import AtRouter, Workload
 
 SCHEMA = "pitstop/plan/v1"
 
@@ -33,13 +33,29 @@ class RunbookRef(Model):
     steps: tuple[RunbookStep, ...]
 
 
+class Target(Model):
+    """The node that a workload is moved to.
+
+    Attributes:
+        predicted: what the gate is expected to say there, as `Verdict.to_json`.
+        router: which replica the workload is there; None behind no router.
+    """
+
+    node: Name
+    node_spec: Node
+    predicted: dict[str, Any]
+    router: AtRouter | None = None
+
+
 class WorkloadPlan(Model):
     """What is intended for one workload.
 
     Attributes:
+        spec: as it holds on the plan's node, whichever node the site places it on.
         fingerprint: at planning, as `Fingerprint.to_json`.
         predicted: what the gate is expected to say, as `Verdict.to_json`.
         blockers: what would make a dump fail, found without touching the workload.
+        target: where it is moved to; only with the strategy for that.
     """
 
     name: Name
@@ -51,6 +67,7 @@ class WorkloadPlan(Model):
     fingerprint: dict[str, dict[str, str]]
     predicted: dict[str, Any]
     blockers: tuple[dict[str, Any], ...] = ()
+    target: Target | None = None
 
 
 class SchedulerPlan(Model):
@@ -114,6 +131,19 @@ class Plan(Model):
     def all_workloads(self) -> tuple[WorkloadPlan | JobPlan, ...]:
         """What the site declares, and then the scheduler's jobs."""
         return (*self.workloads, *self.jobs)
+
+    def node_named(self, name: str) -> Node:
+        """Return how a node of the plan is reached: its own, or one that something moves to.
+
+        Raises:
+            KeyError: the plan has no such node.
+        """
+        if name == self.node:
+            return self.node_spec
+        for workload in self.workloads:
+            if workload.target is not None and workload.target.node == name:
+                return workload.target.node_spec
+        raise KeyError(name)
 
     def job(self, name: str) -> JobPlan | None:
         """Return one job's plan; None when the name is of no job."""

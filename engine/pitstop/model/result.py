@@ -23,6 +23,9 @@ class WorkloadResult(Model):
         frozen_seconds: from the start of the dump until the workload was ready again.
         restore_seconds: from the start of the restore to ready to serve.
         cold_start_seconds: from the start of the cold start to ready to serve.
+        node: where it was brought up, when that is another node than the run's.
+        transfer_bytes: that were brought to that node; 0 where both see the same storage.
+        transfer_seconds: that this took.
         earlier_cold_start_seconds: the last cold start of this workload seen on the node,
             for comparison beside a restore.
     """
@@ -33,6 +36,9 @@ class WorkloadResult(Model):
     verdict: dict[str, Any] | None = None
     checkpoint: str | None = None
     image_bytes: int | None = None
+    node: Name | None = None
+    transfer_bytes: int | None = None
+    transfer_seconds: float | None = None
     frozen_seconds: float | None = None
     restore_seconds: float | None = None
     cold_start_seconds: float | None = None

@@ -56,6 +56,8 @@ DEFAULT_RETRIES: dict[Verb, Retry] = {
     Verb.DRAIN: Retry(count=1),
     Verb.SIGNAL: Retry(count=2),
     Verb.CHECKPOINT: Retry(count=1),
+    # What came over before stays, so trying again is cheap.
+    Verb.TRANSFER: Retry(count=2),
     # A controller of a scheduler that restarts is away for a minute.
     Verb.REQUEUE: Retry(count=5),
     Verb.EVICT: Retry(count=2),
@@ -136,6 +138,30 @@ class Site(Model):
                     raise ValueError(
                         f"workload {name!r} lies on node {node!r}, which is not declared"
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _spares_fit(self) -> Self:
+        for name, workload in self.workloads.items():
+            if workload.spares and len(workload.placement) > 1:
+                raise ValueError(
+                    f"workload {name!r} lies on several nodes: it has no spares, as no part of "
+                    "it is moved alone"
+                )
+            seen = set(workload.placement)
+            for spare in workload.spares:
+                if spare.node not in self.nodes:
+                    raise ValueError(
+                        f"workload {name!r} has the spare {spare.node!r}, which is not declared"
+                    )
+                if spare.node in seen:
+                    raise ValueError(f"workload {name!r} names node {spare.node!r} twice")
+                if spare.replica is not None and workload.drain.router is None:
+                    raise ValueError(
+                        f"workload {name!r} has a replica on {spare.node!r}, but drain.router "
+                        "names no router"
+                    )
+                seen.add(spare.node)
         return self
 
     @model_validator(mode="after")

@@ -17,6 +17,7 @@ class Strategy(StrEnum):
     """What the plan intends for a workload."""
 
     RESTORE = "checkpoint-restore"
+    MIGRATE = "checkpoint-migrate"
     COLD_START = "cold-start"
     APPLICATION = "application-level"
     WAIT = "wait"
@@ -43,6 +44,7 @@ class Verb(StrEnum):
     DRAIN = "drain"
     SIGNAL = "signal"
     CHECKPOINT = "checkpoint"
+    TRANSFER = "transfer"
     REQUEUE = "requeue"
     EVICT = "evict"
     STOP = "stop"

@@ -106,6 +106,10 @@ class Action(Model):
         return self
 
 
+Replica = Annotated[str, Field(pattern=r"^[^\s\x00-\x1f]+$", max_length=500)]
+"""A router's own name for what it gives requests to."""
+
+
 class AtRouter(Model):
     """Which replica a workload is at a router.
 
@@ -115,7 +119,19 @@ class AtRouter(Model):
     """
 
     name: Name
-    replica: Annotated[str, Field(pattern=r"^[^\s\x00-\x1f]+$", max_length=500)]
+    replica: Replica
+
+
+class Spare(Model):
+    """Another node that a workload may be moved to.
+
+    Attributes:
+        replica: its name there, at the router it is behind. Without one a workload behind a
+            router is not moved there: nobody would give it requests.
+    """
+
+    node: Name
+    replica: Replica | None = None
 
 
 class Drain(Model):
@@ -186,12 +202,17 @@ class GpuLimits(Model):
 
 
 class Policy(Model):
-    """What may be decided for this workload without asking a person."""
+    """What may be decided for this workload without asking a person.
+
+    Attributes:
+        transfer_deadline: seconds until its images must have come to another node.
+    """
 
     gpu_limits: GpuLimits = Field(default_factory=GpuLimits)
     on_checkpoint_failure: OnCheckpointFailure = OnCheckpointFailure.ABORT
     connections: Connections = Connections.CLOSE
     wait_deadline: Seconds = 3600
+    transfer_deadline: Seconds = 3600
 
 
 class Workload(Model):
@@ -199,11 +220,14 @@ class Workload(Model):
 
     Attributes:
         placement: machine to number of GPUs held there. Its length decides the shape.
+        spares: nodes that it may be moved to, the best first, when a maintenance makes its
+            checkpoint invalid where it is. None without consent.
         pid_file: for a workload not started by pitstop: a file with the PID of its root
             process. After its first restore it runs under the launcher.
     """
 
     placement: Annotated[dict[Name, Annotated[int, Field(ge=0, le=1024)]], Field(min_length=1)]
+    spares: tuple[Spare, ...] = ()
     launch: Launch
     ready: Ready
     proof: Proof | None = None

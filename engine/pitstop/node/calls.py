@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from pitstop.images.durable import make_directory, read_json, write_json
@@ -40,17 +40,36 @@ def _inspect(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _inventory(_state: StateDir, _arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Say which GPUs are here, and what keeps their state from being saved."""
-    from pitstop.decide.support import why_not_checkpoint
-    from pitstop.node.gpus import read_inventory
+    from pitstop.node.gpus import describe
 
-    found = read_inventory()
-    machine = os.uname().machine
+    return describe()
+
+
+def _candidate(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Say what speaks for and against each of some workloads moving here."""
+    from pitstop.node.candidate import look
+
     return {
-        "machine": machine,
-        "inventory": found.to_json(),
-        "why_not": list(why_not_checkpoint(found, machine)),
+        "workloads": {
+            name: look(state, name, asked) for name, asked in dict(arguments["workloads"]).items()
+        }
     }
+
+
+def _handover(step: str) -> Call:
+    def call(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        from pitstop.node import handover
+
+        steps: dict[str, Call] = {
+            "offer": handover.offer,
+            "arrival": handover.arrival,
+            "give": handover.give,
+            "accept": handover.accept,
+            "take-back": handover.take_back,
+        }
+        return steps[step](state, arguments)
+
+    return call
 
 
 def _fingerprint(_state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,8 +208,10 @@ def _workload(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
     files = WorkloadState(state, str(arguments["workload"]))
     record = files.record()
+    moved = files.moved()
     return {
         "running": files.running(),
+        "moved": asdict(moved) if moved else None,
         "parked": is_parked(files),
         "phase": record.phase.value,
         "generation": record.generation,
@@ -263,6 +284,12 @@ CALLS: dict[str, Call] = {
     "inspect": _inspect,
     "inventory": _inventory,
     "fingerprint": _fingerprint,
+    "candidate": _candidate,
+    "handover.offer": _handover("offer"),
+    "handover.arrival": _handover("arrival"),
+    "handover.give": _handover("give"),
+    "handover.accept": _handover("accept"),
+    "handover.take-back": _handover("take-back"),
     "op.start": _op_start,
     "op.status": _op_status,
     "op.wait": _op_wait,

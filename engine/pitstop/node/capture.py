@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -15,6 +14,10 @@ LIMIT = 1 << 20
 
 KILL_GRACE = 5.0
 """Seconds in which a killed command is gone, unless the kernel does not let it go."""
+
+
+left_behind: list[subprocess.Popen[bytes]] = []
+"""Commands that were killed and are not gone: nobody waits for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +59,10 @@ def capture(argv: Sequence[str], timeout: float) -> Captured:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     os.killpg(process.pid, signal.SIGKILL)  # not reaped yet, so the group is still its own
-    with contextlib.suppress(subprocess.TimeoutExpired):
+    try:
         process.wait(KILL_GRACE)
+    except subprocess.TimeoutExpired:
+        left_behind.append(process)
 
 
 def _read(file: IO[bytes]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import stat
 from collections.abc import Sequence
 
 from pitstop.decide.support import obstacles
@@ -10,8 +12,9 @@ from pitstop.model.inventory import Inventory
 from pitstop.node.blockers import Blocker
 from pitstop.node.processes import Identity
 
-DEVICES = "/dev/nvidia"
-"""How the path of every device of the driver begins: nvidia0, nvidiactl, nvidia-uvm."""
+_DEVICE = re.compile(r"/dev/nvidia[^/]*(/[^/]*)?$")
+"""A device of the driver: nvidia0, nvidiactl, nvidia-uvm, nvidia-caps/nvidia-cap1. The path may
+begin elsewhere: with the root of a container, as it is seen from outside."""
 
 
 def gpu_users(tree: Sequence[Identity]) -> list[Identity]:
@@ -34,13 +37,13 @@ def _uses_gpu(pid: int) -> bool:
             entries = os.listdir(directory)
         except (FileNotFoundError, ProcessLookupError):
             return False  # it ended; the caller notices by its identity
-        if any(_target(f"{directory}/{entry}").startswith(DEVICES) for entry in entries):
+        if any(_is_gpu(f"{directory}/{entry}") for entry in entries):
             return True
     return False
 
 
-def _target(path: str) -> str:
+def _is_gpu(link: str) -> bool:
     try:
-        return os.readlink(path)
+        return bool(_DEVICE.search(os.readlink(link))) and stat.S_ISCHR(os.stat(link).st_mode)
     except OSError:
-        return ""  # closed while we looked
+        return False  # closed while we looked

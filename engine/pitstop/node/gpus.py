@@ -9,7 +9,9 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from pitstop.decide.support import why_not_checkpoint
 from pitstop.decide.topology import links_text
 from pitstop.model.fingerprint import NONE, Fact
 from pitstop.model.inventory import EMPTY, Answer, Gpu, Inventory, number
@@ -42,6 +44,21 @@ def read_inventory(deadline: float = DEADLINE) -> Inventory:
         return EMPTY
     found = _ask(deadline)
     return replace(found, loaded=loaded, cards=Fact(str(cards)))
+
+
+def describe() -> dict[str, Any]:
+    """Return the machine, its GPUs, and what keeps their state from being saved.
+
+    Returns:
+        `machine` (the processor, as the kernel names it), `inventory` (`Inventory.to_json`) and
+        `why_not` (texts; none when GPU state can be saved).
+    """
+    found, machine = read_inventory(), os.uname().machine
+    return {
+        "machine": machine,
+        "inventory": found.to_json(),
+        "why_not": list(why_not_checkpoint(found, machine)),
+    }
 
 
 def gpu_facts(inventory: Inventory | None = None) -> dict[str, Fact]:

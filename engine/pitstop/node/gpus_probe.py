@@ -240,10 +240,11 @@ def _recovery(ask: _Nvml, handle: Any) -> Fact:
     return Fact(_one_of(_RECOVERY)(int(field.value.uiVal)))
 
 
+# By version: the binding's own choice of one raises something else where the driver has none.
 _LISTS = {
-    "compute": "nvmlDeviceGetComputeRunningProcesses",
-    "mps": "nvmlDeviceGetMPSComputeRunningProcesses",
-    "graphics": "nvmlDeviceGetGraphicsRunningProcesses",
+    "compute": "nvmlDeviceGetComputeRunningProcesses_v3",
+    "mps": "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+    "graphics": "nvmlDeviceGetGraphicsRunningProcesses_v3",
 }
 
 
@@ -252,8 +253,8 @@ def _processes(ask: _Nvml, handle: Any) -> dict[str, Any]:
     failures: dict[str, Fact] = {}
     for kind, function in _LISTS.items():
         listed, failed = ask.ask(function, handle)
-        if failed is not None and failed.value == NOT_OFFERED:
-            listed, failed = ask.ask(f"{function}_v2", handle)
+        if failed is not None and failed.value == NOT_OFFERED:  # before driver 510
+            listed, failed = ask.ask(function.replace("_v3", "_v2"), handle)
         if failed is not None:
             failures[kind] = failed
         for process in listed or ():

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from pitstop.images.checkpoint import State
+from pitstop.images.signing import Keys
 from pitstop.images.store import Store
-from pitstop.model.errors import BadInput, Busy, WorkloadGone
+from pitstop.model.errors import BadInput, Busy, InvalidCheckpoint, WorkloadGone
 from pitstop.model.inventory import Inventory
-from pitstop.node import blockers, subject
+from pitstop.node import blockers, processes, subject
 from pitstop.node.cuda.looking import look_for_cuda, parked_blocker
 from pitstop.node.cuda.mark import read_mark
 from pitstop.node.gpu_users import gpu_blockers, gpu_users
@@ -23,10 +24,13 @@ def inspect_workload(
 ) -> dict[str, Any]:
     """Return whether it runs, its fingerprint, blockers, holder and newest checkpoint.
 
+    And what another node needs to know of it: its memory, and the key that signs its images.
+
     Args:
         state: the node's state.
         name: the workload.
-        asked: `probes` and `pid_file` as the site declares them.
+        asked: `probes` and `pid_file` as the site declares them, and `signer`: whether the
+            key that its images are signed with is wanted.
         inventory: the GPUs of this node. What keeps their state from being saved is a blocker of
             a workload that has one open.
     """
@@ -34,8 +38,12 @@ def inspect_workload(
     store = Store(state.images(name))
     record = files.record()
     newest = store.newest(State.SEALED)
+    moved = files.moved()
     found: dict[str, Any] = {
         "running": False,
+        "memory_bytes": 0,
+        "signer": _signer(state) if asked.get("signer") else None,
+        "moved": str(moved) if moved else "",
         "why_not": "",
         "blockers": [],
         "processes": 0,
@@ -51,10 +59,11 @@ def inspect_workload(
     try:
         running = subject.find(files, asked.get("pid_file"))
     except (WorkloadGone, Busy, BadInput) as error:
-        found["why_not"] = str(error)
+        found["why_not"] = str(moved or error)
         return found
     found["running"] = True
     found["processes"] = len(running.tree)
+    found["memory_bytes"] = processes.memory_of(running.tree)
     cuda = look_for_cuda(running.tree, inventory)
     found["gpu_bytes"] = sum(cuda.holds.values())
     in_the_way = [
@@ -67,3 +76,12 @@ def inspect_workload(
         in_the_way.append(parked_blocker(mark))
     found["blockers"] = [blocker.to_json() for blocker in in_the_way]
     return found
+
+
+def _signer(state: StateDir) -> str | None:
+    """Return the public key that checkpoints made here are signed with; None without one."""
+    try:
+        public = Keys(state.keys()).public()
+    except InvalidCheckpoint:
+        return None  # readable by others: the blockers say so
+    return public.decode() if public else None

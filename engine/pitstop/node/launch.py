@@ -195,7 +195,7 @@ def _take(request: Request, files: WorkloadState, signals: Signals) -> Lock:
     a maintenance. To fail would lose it.
 
     Raises:
-        Refused: another copy lives, or another run holds the workload.
+        Refused: another copy lives, it was moved to another node, or another run holds it.
     """
     lock = Lock(files.lock_path)
     begun = running_seconds()
@@ -213,6 +213,15 @@ def _take(request: Request, files: WorkloadState, signals: Signals) -> Lock:
                 request.workload,
                 "it belongs to another user",
                 "choose another name; in a root shell of sudo: env -u SUDO_UID",
+            )
+        moved = files.moved()
+        if moved is not None:
+            lock.release()
+            raise Refused(
+                request.workload,
+                str(moved),
+                f"maintain {moved.to} to bring it back; if that node is lost for good: "
+                f"pitstop-node moved {request.workload} --clear",
             )
         holder = files.holder()
         if holder in ("", request.run):

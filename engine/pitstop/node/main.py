@@ -86,6 +86,27 @@ def _parser() -> argparse.ArgumentParser:
     )
     leases.set_defaults(handler=_leases)
 
+    images = commands.add_parser("images", help="move a checkpoint").add_subparsers(required=True)
+    send = images.add_parser("send", help="write a checkpoint to stdout, as asked for on stdin")
+    send.add_argument("--nonce", required=True)
+    send.set_defaults(handler=_images_send)
+    receive = images.add_parser("receive", help="read a checkpoint from stdin, and verify it")
+    receive.add_argument("workload")
+    receive.add_argument("checkpoint")
+    receive.add_argument("--nonce", required=True)
+    receive.set_defaults(handler=_images_receive)
+
+    key = commands.add_parser("key", help="print the public key that images are signed with here")
+    key.add_argument("--trust", metavar="NODE", help="trust the key of a node, read from stdin")
+    key.set_defaults(handler=_key)
+
+    moved = commands.add_parser("moved", help="where a workload was moved to, if it was")
+    moved.add_argument("workload")
+    moved.add_argument(
+        "--clear", action="store_true", help="it is certain that it does not run there"
+    )
+    moved.set_defaults(handler=_moved)
+
     doctor = commands.add_parser("doctor", help="what can be saved here, and what not")
     doctor.add_argument("--no-trial", action="store_true")
     doctor.set_defaults(handler=_doctor)
@@ -208,6 +229,41 @@ def _leases(arguments: argparse.Namespace) -> int:
     found = check_all(_state(arguments))
     print(json.dumps(found, ensure_ascii=False, indent=1))
     return 4 if any(lease["lapsed"] for lease in found) else 0
+
+
+def _images_send(arguments: argparse.Namespace) -> int:
+    from pitstop.node.streams import send
+
+    return send(_state(arguments), arguments.nonce)
+
+
+def _images_receive(arguments: argparse.Namespace) -> int:
+    from pitstop.node.streams import receive
+
+    return receive(_state(arguments), arguments.workload, arguments.checkpoint, arguments.nonce)
+
+
+def _key(arguments: argparse.Namespace) -> int:
+    from pitstop.images.signing import Keys
+    from pitstop.node.paths import checked
+
+    keys = Keys(_state(arguments).keys())
+    if arguments.trust is not None:
+        keys.trust(checked(arguments.trust), sys.stdin.buffer.read())
+        return 0
+    sys.stdout.write((keys.public(make=True) or b"").decode())
+    return 0
+
+
+def _moved(arguments: argparse.Namespace) -> int:
+    from pitstop.node.record import WorkloadState
+
+    files = WorkloadState(_state(arguments), arguments.workload)
+    found = files.moved()
+    print(found or "its place is here")
+    if arguments.clear:
+        files.forget_move()
+    return 0
 
 
 def _doctor(arguments: argparse.Namespace) -> int:

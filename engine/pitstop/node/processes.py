@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -154,6 +155,17 @@ def _link(path: str) -> str:
         return os.readlink(path)
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return ""  # closed while we looked; the others still count
+
+
+def memory_of(processes: Sequence[Identity]) -> int:
+    """Return the bytes of memory that processes have; what they share counts for each."""
+    pages = 0
+    for process in processes:
+        try:
+            pages += int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended meanwhile
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def wait_gone(processes: list[Identity], deadline: float) -> list[Identity]:

@@ -64,6 +64,24 @@ class Record:
     owner: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """That a workload was moved to another node.
+
+    Attributes:
+        to: the node, as the site calls it.
+        checkpoint: that was handed over; None where it was started cold there.
+    """
+
+    to: str
+    run: str
+    time: str
+    checkpoint: str | None = None
+
+    def __str__(self) -> str:
+        return f"moved to {self.to} by run {self.run} at {self.time}"
+
+
 class WorkloadState:
     """The files of one workload on this node."""
 
@@ -77,6 +95,7 @@ class WorkloadState:
         self.launcher_log = self.directory / "launcher.log"
         self._record = self.directory / "record.json"
         self._hold = self.directory / "hold.json"
+        self._moved = self.directory / "moved.json"
 
     def record(self) -> Record:
         """Read the record; a workload never started here has generation 0."""
@@ -118,6 +137,19 @@ class WorkloadState:
         """End the hold of a run; that of another run stays."""
         if self.holder() == run:
             self._hold.unlink(missing_ok=True)
+
+    def moved(self) -> Moved | None:
+        """Say where the workload was moved to; None while its place is here."""
+        data = read_json(self._moved)
+        return Moved(**data) if data else None
+
+    def note_move(self, moved: Moved) -> None:
+        """Note, durably, that its place is another node: no launcher here starts it again."""
+        write_json(self._moved, asdict(moved))
+
+    def forget_move(self) -> None:
+        """Note that its place is here again."""
+        self._moved.unlink(missing_ok=True)
 
     def log_paths(self) -> tuple[Path, Path]:
         """The files that stdout and stderr of the workload go to."""

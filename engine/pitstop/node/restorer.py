@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -57,6 +57,10 @@ class Wanted(Protocol):
         """The user id that it is to run as."""
 
     @property
+    def env(self) -> Mapping[str, str]:
+        """The environment that it is started with."""
+
+    @property
     def gated(self) -> bool:
         """Whether the gate was just asked."""
 
@@ -70,7 +74,7 @@ class Restorer:
         self._wanted = wanted
         self._found = self._choose()
         self._manifest: Manifest | None = None
-        self._gpu_map: dict[str, str] = {}
+        self._gpu_map: Mapping[str, str] = {}
 
     @property
     def found(self) -> bool:
@@ -120,7 +124,7 @@ class Restorer:
         if unfit and "host.cpu" not in manifest.tolerate:
             raise Refused(checkpoint.id, f"this CPU cannot run the image: {unfit}")
         if manifest.cuda is not None:
-            self._gpu_map = gpu_map_here(checkpoint.id, manifest.cuda)
+            self._gpu_map = gpu_map_here(checkpoint.id, manifest.cuda, self._wanted.env)
         self._manifest = manifest
 
     def cut_logs(self) -> None:

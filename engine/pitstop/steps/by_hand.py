@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from pitstop.decide.homes import homes, spec_on
 from pitstop.decide.reconcile import HAND
 from pitstop.fleet.node import RemoteNode
-from pitstop.model.errors import PermanentError, Refused
+from pitstop.model.errors import BadInput, PermanentError, PitstopError, Refused
 from pitstop.model.site import Site
 from pitstop.model.words import Verb
 from pitstop.model.workload import Workload
@@ -14,6 +15,9 @@ from pitstop.steps.context import Progress
 from pitstop.steps.runs import new_run_id
 from pitstop.steps.saving import CHECKPOINT_DEADLINE, SLACK, checkpoint_id
 from pitstop.steps.specs import bring_up_arguments, checkpoint_arguments, plain
+
+ANSWER = 20.0
+"""Seconds for the answer of a node that a workload may be on."""
 
 
 def start_by_hand(
@@ -114,10 +118,46 @@ def bring_back(
     return _bring_up(node, spec, name, run, None, progress)
 
 
+def find_home(site: Site, name: str) -> tuple[str, Workload]:
+    """Return the node that a workload is on, and what it is there.
+
+    That is where it runs; where nobody runs it, the first node that does not say that it has
+    moved away.
+
+    Raises:
+        BadInput: the site has no such workload.
+        Refused: it lies on several nodes.
+    """
+    spec = site.workloads.get(name)
+    if spec is None:
+        raise BadInput(name, "no such workload in the site", ", ".join(site.workloads))
+    if len(spec.placement) > 1:
+        raise Refused(name, "its GPUs sit in several machines; no part of it is touched alone")
+    places = [home.node for home in homes(spec)]
+    if len(places) == 1:
+        return places[0], spec
+    resting = []
+    for place in places:
+        node = RemoteNode(place, site.nodes[place])
+        try:
+            found = node.call("workload", ANSWER, workload=name)
+        except PitstopError:
+            continue  # where it cannot be asked, nothing can be done either
+        finally:
+            node.close()
+        if found["running"]:
+            return place, spec_on(spec, place)
+        if not found["moved"]:
+            resting.append(place)
+    place = (resting or places)[0]
+    return place, spec_on(spec, place)
+
+
 def give_back(node: RemoteNode, spec: Workload, name: str, run: str, progress: Progress) -> None:
     """Let work in again, and end the hold of a run."""
     end = spec.drain.end
-    if end is not None:
+    away = node.call("workload", workload=name)["moved"]
+    if end is not None and not away:
         node.operate(
             f"{new_run_id()}.{name}.{Verb.RETURN_TO_SERVICE.value}",
             "action",

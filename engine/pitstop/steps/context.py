@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pitstop.decide.attempts import Standing, standing
-from pitstop.fleet.node import RemoteNode
+from pitstop.decide.moves import is_there
+from pitstop.fleet.node import DeferringNode, RemoteNode
 from pitstop.fleet.scheduler import JobScheduler, Scheduler
 from pitstop.fleet.schedulers import open_scheduler
 from pitstop.journal.store import Journal
@@ -51,6 +52,7 @@ class RunContext:
         self._events: tuple[Event, ...] = ()
         order = lease_order(self.plan, run, self.actor)
         self.node = node(self.plan.node, self.plan.node_spec, lease=order)
+        self._others: dict[str, RemoteNode] = {}
         self._scheduler: Scheduler | None = None
         self._peer: RemoteNode | None = None
 
@@ -60,8 +62,38 @@ class RunContext:
             self._scheduler.close()
         if self._peer is not None:
             self._peer.close()
+        for other in self._others.values():
+            other.close()
         self.node.close()
         self.journal.close()
+
+    def at(self, name: str) -> RemoteNode:
+        """A node of the plan: the run's own, or one that a workload moves to.
+
+        Such a one gets no lease of the run: the run's own node raises the alarm.
+
+        Raises:
+            KeyError: the plan has no such node.
+        """
+        if name == self.plan.node:
+            return self.node
+        if name not in self._others:
+            self._others[name] = type(self.node)(name, self.plan.node_named(name))
+        found = self._others[name]
+        if isinstance(found, DeferringNode) and isinstance(self.node, DeferringNode):
+            found.out_of_time = self.node.out_of_time
+        return found
+
+    def is_there(self, subject: str) -> bool:
+        """Whether a workload is brought up on the target it moves to; see `decide.moves`."""
+        found = [w for w in self.plan.workloads if w.name == subject]
+        return bool(found) and is_there(found[0], self.events())
+
+    def where(self, subject: str) -> RemoteNode:
+        """The node on which a workload is brought up."""
+        target = self.workload(subject).target
+        there = target is not None and self.is_there(subject)
+        return self.at(target.node) if target is not None and there else self.node
 
     @property
     def scheduler_spec(self) -> SlurmSpec | KubernetesSpec:

@@ -114,12 +114,17 @@ def _ask(plan: Plan) -> tuple[tuple[str, ...], str]:
     node = RemoteNode(plan.node, plan.node_spec)
     try:
         quarantine = node.call("inspect", ANSWER, workloads={})["quarantine"]
-        holders = {w.name: node.call("holder", ANSWER, workload=w.name) for w in plan.workloads}
+        holders = {w.name: node.call("workload", ANSWER, workload=w.name) for w in plan.workloads}
     except PitstopError as error:
         return (), str(error)
     finally:
         node.close()
     holds = [f"{n} is held by run {h['holder']}" for n, h in holders.items() if h["holder"]]
+    holds += [
+        f"{n} has moved to {h['moved']['to']} (run {h['moved']['run']})"
+        for n, h in holders.items()
+        if h.get("moved")
+    ]
     if quarantine:
         holds.append(f"quarantined by run {quarantine['run']}: {quarantine['cause']}")
     return tuple(holds), ""

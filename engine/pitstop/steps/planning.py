@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pitstop.decide.homes import Candidate, home_on, only_spare, spec_on
 from pitstop.decide.shape import shape_of
-from pitstop.decide.strategy import choose
+from pitstop.decide.strategy import choose, may_move
 from pitstop.fleet.node import RemoteNode
 from pitstop.model.errors import BadInput
 from pitstop.model.maintenance import Maintenance
@@ -15,6 +16,7 @@ from pitstop.model.site import Site
 from pitstop.model.words import Strategy
 from pitstop.model.workload import Workload
 from pitstop.report.runbook import bind, parse_runbook
+from pitstop.steps.migrating import Spares, other_homes, target_of
 from pitstop.steps.routing import unreachable
 from pitstop.steps.scheduler_planning import blockers_of, plan_scheduler, predicted_for
 from pitstop.steps.scheduler_planning import no_go as no_go_of_scheduler
@@ -35,7 +37,7 @@ def make_plan(
         raise BadInput(name, "no such node in the site", f"there are: {', '.join(site.nodes)}")
     runbook = bind(parse_runbook(runbook_source, runbook_origin), maintenance.variables)
     changes = {**runbook.changes, **maintenance.changes}
-    declared = {n: w for n, w in site.workloads.items() if name in w.placement}
+    declared = {n: w for n, w in site.workloads.items() if home_on(w, name) is not None}
     node = RemoteNode(name, site.nodes[name])
     try:
         found = node.call(
@@ -44,8 +46,16 @@ def make_plan(
         scheduler = plan_scheduler(site, node, changes)
     finally:
         node.close()
+    # What is declared here as a spare alone is here only while it runs here.
+    declared = {
+        n: w
+        for n, w in declared.items()
+        if not only_spare(w, name) or found["workloads"][n]["running"]
+    }
+    spares = Spares(site.nodes, site.nodes[name], site.policy.tolerate)
     workloads = tuple(
-        _plan_workload(n, w, found["workloads"][n], changes, site) for n, w in declared.items()
+        _plan_workload(name, n, w, found["workloads"][n], changes, site, spares)
+        for n, w in declared.items()
     )
     plan = Plan(
         site=site.name,
@@ -74,29 +84,40 @@ def make_plan(
 
 
 def _plan_workload(
-    name: str, spec: Workload, found: Mapping[str, Any], changes: Mapping[str, str], site: Site
+    node: str,
+    name: str,
+    spec: Workload,
+    found: Mapping[str, Any],
+    changes: Mapping[str, str],
+    site: Site,
+    spares: Spares,
 ) -> WorkloadPlan:
     shape = shape_of(spec.placement)
     verdict = predicted_for(site, found, changes)
-    blockers = tuple(found["blockers"])
+    blockers, running = tuple(found["blockers"]), bool(found["running"])
+    asked: tuple[Candidate, ...] = ()
+    if may_move(shape, running, blockers_of(found), verdict):
+        asked = spares.candidates(name, spec, found, other_homes(spec, node))
     choice = choose(
         shape,
-        bool(found["running"]),
+        running,
         str(found["why_not"]),
         blockers_of(found),
         verdict,
         spec.policy.on_checkpoint_failure,
+        asked,
     )
     return WorkloadPlan(
         name=name,
-        spec=spec,
+        spec=spec_on(spec, node),
         shape=shape,
         strategy=choice.strategy,
         reason=choice.reason,
-        running=bool(found["running"]),
+        running=running,
         fingerprint=found["fingerprint"],
         predicted=verdict.to_json(),
         blockers=blockers,
+        target=target_of(spec, choice.target, asked, site.nodes),
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from pitstop.decide.homes import home_on, only_spare, spec_on
 from pitstop.decide.reconcile import (
     Act,
     Finding,
@@ -50,11 +52,11 @@ class Reconciler:
 
     @property
     def workloads(self) -> dict[str, Workload]:
-        """The workloads whose every GPU sits in this node."""
+        """The workloads that are, or may be moved to be, on this node with all their GPUs."""
         return {
-            name: spec
+            name: spec_on(spec, self.name)
             for name, spec in self.site.workloads.items()
-            if set(spec.placement) == {self.name}
+            if len(spec.placement) == 1 and home_on(spec, self.name) is not None
         }
 
     def look(self) -> list[Finding]:
@@ -117,7 +119,14 @@ class Reconciler:
         return NodeFacts(
             node=self.name,
             workloads=tuple(
-                WorkloadFacts(name, w["running"], w["why_not"], w["holder"], w["sealed_checkpoint"])
+                WorkloadFacts(
+                    name,
+                    w["running"],
+                    w["why_not"],
+                    w["holder"],
+                    w["sealed_checkpoint"],
+                    away=bool(w["moved"]) or self._only_spare(name, w),
+                )
                 for name, w in found["workloads"].items()
             ),
             leases={
@@ -134,6 +143,11 @@ class Reconciler:
             quarantine_cause=str(quarantine.get("cause", "")),
             working=tuple(o["id"] for o in node.call("operations")["running"]),
         )
+
+    def _only_spare(self, name: str, found: Mapping[str, Any]) -> bool:
+        """Whether nothing of a workload is here, and its place is another node."""
+        waits = found["running"] or found["sealed_checkpoint"] or found["holder"]
+        return only_spare(self.site.workloads[name], self.name) and not waits
 
     def _runs(self) -> dict[str, RunFacts]:
         journal = Journal(self.home / "journal.db")

@@ -40,6 +40,11 @@ def look_at_routers(plan: Plan) -> dict[str, dict[str, Any]]:
             "open": state.open,
             "words": state.words,
         }
+        if workload.target is not None and workload.target.router is not None:
+            there = workload.target.router
+            with _router(plan, there) as router:
+                state = router.look(there.replica)
+            found[workload.name]["there"] = {"replica": there.replica, "words": state.words}
     return found
 
 
@@ -123,10 +128,24 @@ def open_at_router(ctx: RunContext, subject: str) -> dict[str, Any]:
     before = _recorded(ctx, subject)
     if at is None or before is None:
         return {}
+    if ctx.is_there(subject):
+        return _admit_there(ctx, subject, before)
     with _router(ctx.plan, at) as router:
         opened = router.open_admission(at.replica, before)
     words = "opened" if opened else f"left closed, as it was before: {before.words}"
     return {"router": {"name": at.name, "replica": at.replica, "admission": words}}
+
+
+def _admit_there(ctx: RunContext, subject: str, before: Before) -> dict[str, Any]:
+    """Let requests in where the workload is now; the replica that it was stays closed."""
+    target = ctx.workload(subject).target
+    there = target.router if target is not None else None
+    if there is None:
+        return {}
+    with _router(ctx.plan, there) as router:
+        opened = router.admit(there.replica, before)
+    words = "opened" if opened else f"left closed, as the other was before: {before.words}"
+    return {"router": {"name": there.name, "replica": there.replica, "admission": words}}
 
 
 def _router(plan: Plan, at: AtRouter) -> Router:

@@ -22,6 +22,7 @@ from pitstop.model.words import OnCheckpointFailure, Strategy, Verb
 from pitstop.steps.branching import GivenUp, OutOfContact, Perform
 from pitstop.steps.context import RunContext
 from pitstop.steps.job_sequence import JobSequence
+from pitstop.steps.move_sequence import MoveSequence
 
 
 class Sequence:
@@ -33,6 +34,7 @@ class Sequence:
         self._node = ctx.plan.node
         self._moved: list[WorkloadPlan] = []
         self._jobs = JobSequence(ctx, self._perform)
+        self._moves = MoveSequence(ctx, self._perform)
 
     def run(self) -> RunResult:
         """Go through the whole sequence and return how the run ended."""
@@ -175,6 +177,8 @@ class Sequence:
                 self._stop_dead(workload, died)
             else:
                 self._save(workload)
+                if workload.strategy is Strategy.MIGRATE and self._was_saved(workload.name):
+                    self._moves.move(workload)
 
     def _died_in_drain(self, name: str) -> str:
         failure = self._ctx.standing(Verb.DRAIN, name).failure
@@ -254,6 +258,10 @@ class Sequence:
         name = workload.name
         if self._is_back(name):
             return True
+        if self._ctx.is_there(name):
+            up = self._moves.bring_up(workload)
+            if up or self._ctx.is_there(name):
+                return up
         try:
             cause, verdict = self._try_restore(name)
             if not cause:
@@ -267,7 +275,9 @@ class Sequence:
 
     def _try_restore(self, name: str) -> tuple[str, dict[str, Any] | None]:
         """Return why it must start cold (empty: it was restored), and the gate's verdict."""
-        saved = self._ctx.result(Verb.CHECKPOINT, name) is not None
+        if given_up := self._moves.given_up(name):
+            return given_up, None
+        saved = self._was_saved(name)
         try:
             verdict = Verdict.from_json(self._perform(Verb.GATE, name)["verdict"])
         except PitstopError as error:
@@ -314,6 +324,9 @@ class Sequence:
         return any(
             self._ctx.result(verb, name) is not None for verb in (Verb.CHECKPOINT, Verb.STOP)
         )
+
+    def _was_saved(self, name: str) -> bool:
+        return self._ctx.result(Verb.CHECKPOINT, name) is not None
 
     def _is_back(self, name: str) -> bool:
         return any(

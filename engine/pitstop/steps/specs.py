@@ -35,7 +35,8 @@ def inspect_arguments(plan: Plan) -> dict[str, Any]:
 def inspect_argument(spec: Workload | JobPolicy) -> dict[str, Any]:
     """Return the arguments to inspect one workload with; a job's is under the launcher."""
     pid_file = spec.pid_file if isinstance(spec, Workload) else None
-    return {"probes": probes_of(spec), "pid_file": pid_file}
+    signer = isinstance(spec, Workload) and bool(spec.spares)
+    return {"probes": probes_of(spec), "pid_file": pid_file, "signer": signer}
 
 
 def checkpoint_arguments(

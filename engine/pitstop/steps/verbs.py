@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pitstop.decide.attempts import WITHOUT_CONTACT
@@ -13,6 +14,14 @@ from pitstop.model.words import Strategy, Verb
 from pitstop.steps import scheduling
 from pitstop.steps.context import RunContext
 from pitstop.steps.jobs import JOB_VERBS
+from pitstop.steps.migrating import (
+    NO_CONTACT,
+    give_the_launch,
+    lost_for_good,
+    refuse_if_target_changed,
+    take_back,
+    transfer,
+)
 from pitstop.steps.pods import POD_VERBS, evict_node
 from pitstop.steps.routing import close_at_router, look_at_routers, open_at_router, still_closed
 from pitstop.steps.runbook_steps import rollback, run_phase
@@ -61,9 +70,10 @@ def _precheck(ctx: RunContext, _subject: str, _attempt: int) -> dict[str, Any]:
                 "make a new plan",
             )
         refuse_if_held(ctx, workload.name, now)
-        if workload.strategy is Strategy.RESTORE:
+        if workload.strategy in (Strategy.RESTORE, Strategy.MIGRATE):
             refuse_if_blocked(workload.name, now)
-    return {**found, "routers": look_at_routers(ctx.plan)}
+    targets = refuse_if_target_changed(ctx, found)
+    return {**found, "routers": look_at_routers(ctx.plan), "targets": targets}
 
 
 def _drain(ctx: RunContext, subject: str, attempt: int) -> dict[str, Any]:
@@ -152,6 +162,13 @@ def _under_way(ctx: RunContext, identifier: str) -> bool:
     return bool(ctx.node.call("op.status", id=identifier)["state"] != "unknown")
 
 
+def _transfer(ctx: RunContext, subject: str, _attempt: int) -> dict[str, Any]:
+    saved = ctx.result(Verb.CHECKPOINT, subject)
+    if saved is None:
+        raise PermanentError(subject, "there is no checkpoint of it in this run")
+    return transfer(ctx, subject, saved["checkpoint"])
+
+
 def _stop(ctx: RunContext, subject: str, attempt: int) -> dict[str, Any]:
     spec = ctx.workload(subject).spec
     identifier = ctx.operation_id(Verb.STOP, subject, attempt)
@@ -201,7 +218,9 @@ def _gate(ctx: RunContext, subject: str, _attempt: int) -> dict[str, Any]:
     saved = ctx.result(Verb.CHECKPOINT, subject) or ctx.result(Verb.STOP, subject)
     if saved is None:
         raise PermanentError(subject, "there is nothing to compare with: it was not stopped")
-    present = ctx.node.call("fingerprint", probes=probes_of(ctx.workload(subject).spec))
+    probes = probes_of(ctx.workload(subject).spec)
+    with _given_up_if_lost(ctx, subject):
+        present = ctx.where(subject).call("fingerprint", probes=probes)
     verdict = compare(
         Fingerprint.from_json(saved["fingerprint"]),
         Fingerprint.from_json(present["fingerprint"]),
@@ -221,17 +240,37 @@ def _cold_start(ctx: RunContext, subject: str, attempt: int) -> dict[str, Any]:
     return _bring_up(ctx, subject, attempt, Verb.COLD_START, None)
 
 
+@contextmanager
+def _given_up_if_lost(ctx: RunContext, subject: str) -> Iterator[None]:
+    """Tell a target that does not answer from one that a person has given up.
+
+    Raises:
+        TargetLost: it was given up.
+    """
+    try:
+        yield
+    except NO_CONTACT as error:
+        if ctx.is_there(subject):
+            lost_for_good(ctx, subject, error)
+        raise
+
+
 def _bring_up(
     ctx: RunContext, subject: str, attempt: int, verb: Verb, checkpoint: str | None
 ) -> dict[str, Any]:
     spec = ctx.workload(subject).spec
-    return ctx.node.operate(
-        ctx.operation_id(verb, subject, attempt),
-        "restore" if verb is Verb.RESTORE else "cold-start",
-        bring_up_arguments(subject, spec, ctx.run, checkpoint),
-        spec.ready.deadline + SLACK,
-        ctx.progress,
-    )
+    with _given_up_if_lost(ctx, subject):
+        if not ctx.is_there(subject):
+            take_back(ctx, subject)
+        elif checkpoint is None:
+            give_the_launch(ctx, subject)
+        return ctx.where(subject).operate(
+            ctx.operation_id(verb, subject, attempt),
+            "restore" if verb is Verb.RESTORE else "cold-start",
+            bring_up_arguments(subject, spec, ctx.run, checkpoint),
+            spec.ready.deadline + SLACK,
+            ctx.progress,
+        )
 
 
 def _return_to_service(ctx: RunContext, subject: str, attempt: int) -> dict[str, Any]:
@@ -239,9 +278,10 @@ def _return_to_service(ctx: RunContext, subject: str, attempt: int) -> dict[str,
     if subject == ctx.plan.node:
         return scheduling.give_back_node(ctx)
     action = ctx.workload(subject).spec.drain.end
+    node = ctx.where(subject)
     result: dict[str, Any] = {}
     if action is not None:
-        result = ctx.node.operate(
+        result = node.operate(
             ctx.operation_id(Verb.RETURN_TO_SERVICE, subject, attempt),
             "action",
             {"action": plain(action)},
@@ -249,7 +289,8 @@ def _return_to_service(ctx: RunContext, subject: str, attempt: int) -> dict[str,
             ctx.progress,
         )
     at_router = open_at_router(ctx, subject)
-    ctx.node.call("release", workload=subject, run=ctx.run)
+    for holding in {node.name: node, ctx.node.name: ctx.node}.values():
+        holding.call("release", workload=subject, run=ctx.run)
     admission = "opened" if action is not None else "not controlled"
     return {"admission": admission, **result, **at_router}
 
@@ -288,6 +329,7 @@ _STEPS: dict[Verb, Step | None] = {
     Verb.DRAIN: _drain,
     Verb.SIGNAL: None,
     Verb.CHECKPOINT: _checkpoint,
+    Verb.TRANSFER: _transfer,
     Verb.REQUEUE: None,
     Verb.EVICT: lambda ctx, _subject, _attempt: evict_node(ctx),
     Verb.STOP: _stop,

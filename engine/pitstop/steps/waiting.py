@@ -29,6 +29,7 @@ class Waiter:
 
     def __init__(self, plan: Plan, run: str, who: str) -> None:
         self._plan = plan
+        self._others: dict[str, RemoteNode] = {}
         self.node = RemoteNode(plan.node, plan.node_spec, lease=lease_order(plan, run, who))
         self._scheduler: JobScheduler | None = None
 
@@ -39,7 +40,7 @@ class Waiter:
             PitstopError: asking makes no sense.
         """
         if wait["for"] != "job":
-            return self.node.poll(wait, seconds)
+            return self._node(str(wait.get("node", ""))).poll(wait, seconds)
         try:
             job = self._opened().job(int(wait["number"]))
         except TemporaryError:
@@ -53,8 +54,18 @@ class Waiter:
     def close(self) -> None:
         """Give the connections back."""
         self.node.close()
+        for other in self._others.values():
+            other.close()
         if self._scheduler is not None:
             self._scheduler.close()
+
+    def _node(self, name: str) -> RemoteNode:
+        """The node that works: the run's own, or one that a workload moves to."""
+        if name in ("", self._plan.node):
+            return self.node
+        if name not in self._others:
+            self._others[name] = RemoteNode(name, self._plan.node_named(name))
+        return self._others[name]
 
     def _opened(self) -> JobScheduler:
         spec = self._plan.scheduler.spec if self._plan.scheduler else None

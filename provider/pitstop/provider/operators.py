@@ -17,10 +17,11 @@ from typing import Any
 from airflow.sdk import BaseOperator, BaseOperatorLink, Context
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
+from pitstop.decide.moves import LIFTS
 from pitstop.fleet.node import DeferringNode, Pending
 from pitstop.model.errors import PitstopError
 from pitstop.model.result import RunResult
-from pitstop.model.words import Verb
+from pitstop.model.words import Strategy, Verb
 from pitstop.provider.hooks import PitstopHook, run_id_of
 from pitstop.provider.killing import GOES_ON, cancel, is_cancelled
 from pitstop.provider.links import ReportLink, report_uri
@@ -94,14 +95,23 @@ class PlanOperator(PitstopOperator):
     Doing it again for the same DAG run finds the run that exists.
 
     :param maintenance: path of the maintenance.yaml.
+    :param spares: the workloads for whose move the graph has tasks.
     :param scheduler: whether the graph has tasks for a scheduler's jobs.
     """
 
     template_fields: Sequence[str] = ("pitstop_conn_id", "maintenance")
 
-    def __init__(self, *, maintenance: str, scheduler: bool = True, **kwargs: Any):
+    def __init__(
+        self,
+        *,
+        maintenance: str,
+        spares: Sequence[str] = (),
+        scheduler: bool = True,
+        **kwargs: Any,
+    ):
         super().__init__(**kwargs)
         self.maintenance = maintenance
+        self.spares = tuple(spares)
         self.scheduler = scheduler
 
     def execute(self, context: Context) -> str:
@@ -117,6 +127,12 @@ class PlanOperator(PitstopOperator):
                 raise AirflowFailException(
                     "site.yaml declares a scheduler, and this DAG has no tasks for its jobs: "
                     "maintenance_task_group(scheduler=True)"
+                )
+            moving = [w.name for w in plan.workloads if w.strategy is Strategy.MIGRATE]
+            if left_out := sorted(set(moving) - set(self.spares)):
+                raise AirflowFailException(
+                    f"{left_out[0]} is to move to another node, and this DAG has no tasks for "
+                    f"that: maintenance_task_group(spares=[{left_out[0]!r}])"
                 )
             create_run(hook.home, plan, run, "airflow")
         except PitstopError as error:
@@ -134,15 +150,17 @@ class StepOperator(PitstopOperator):
 
     :param verb: the verb.
     :param subject: the node or workload.
+    :param there: this task is for the node that a workload moves to; else it is for the run's.
     """
 
     template_fields: Sequence[str] = ("pitstop_conn_id", "subject")
 
-    def __init__(self, *, verb: Verb | str, subject: str, **kwargs: Any):
+    def __init__(self, *, verb: Verb | str, subject: str, there: bool = False, **kwargs: Any):
         kwargs.setdefault("retries", MANY)
         super().__init__(**kwargs)
         self.verb = Verb(verb).value
         self.subject = subject
+        self.there = there
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Execute the step if it is due, and return its result."""
@@ -171,6 +189,8 @@ class StepOperator(PitstopOperator):
         mine = Due(Verb(self.verb), self.subject)
         self._run = run_id_of(context)
         with self.opened(context) as ctx:
+            if mine.verb in _WHERE_IT_IS and ctx.is_there(mine.subject) != self.there:
+                raise AirflowSkipException("not taken: that is done on another node")
             recorded = ctx.result(mine.verb, mine.subject)
             if recorded is not None:
                 return recorded
@@ -258,6 +278,10 @@ class FinishOperator(PitstopOperator):
             if found.state != "done":
                 raise AirflowFailException(f"{found.state}: {found.cause}")
             return found.model_dump(mode="json", by_alias=True)
+
+
+_WHERE_IT_IS = (*LIFTS, Verb.RETURN_TO_SERVICE)
+"""Verbs that a workload which moves has two tasks for: on one node or on the other."""
 
 
 def _why_not(due: Due | RunResult) -> str:

@@ -16,7 +16,7 @@ from pitstop.provider.operators import (
     StepOperator,
 )
 
-MakeStep = Callable[[Verb, str], StepOperator]
+MakeStep = Callable[..., StepOperator]
 
 ALWAYS = "all_done"
 """Every step's task runs when those before it have ended, however they ended: whether its
@@ -28,6 +28,7 @@ def maintenance_task_group(
     maintenance: str,
     node: str,
     workloads: Sequence[str],
+    spares: Sequence[str] = (),
     scheduler: bool = False,
     group_id: str = "maintenance",
     pitstop_conn_id: str = PitstopHook.default_conn_name,
@@ -36,18 +37,21 @@ def maintenance_task_group(
 
     :param maintenance: path of the maintenance.yaml; a template.
     :param node: the node it names.
-    :param workloads: the workloads that site.yaml places on that node.
+    :param workloads: the workloads that site.yaml places on that node, or that were moved there.
+    :param spares: those of them that site.yaml gives spares: they have tasks for a move.
     :param scheduler: whether site.yaml declares one: then there are tasks for its jobs.
     :param group_id: the group's id.
     :param pitstop_conn_id: connection of type `pitstop`.
     """
     with TaskGroup(group_id=group_id) as group:
 
-        def step(verb: Verb, subject: str) -> StepOperator:
+        def step(verb: Verb, subject: str, there: bool = False) -> StepOperator:
+            name = f"{verb.value}_{subject}" if subject != node else verb.value
             return StepOperator(
-                task_id=f"{verb.value}_{subject}" if subject != node else verb.value,
+                task_id=f"{name}_there" if there else name,
                 verb=verb,
                 subject=subject,
+                there=there,
                 pitstop_conn_id=pitstop_conn_id,
                 trigger_rule=ALWAYS,
             )
@@ -66,6 +70,7 @@ def maintenance_task_group(
         plan = PlanOperator(
             task_id="plan",
             maintenance=maintenance,
+            spares=spares,
             scheduler=scheduler,
             pitstop_conn_id=pitstop_conn_id,
         )
@@ -74,6 +79,8 @@ def maintenance_task_group(
         before = _in_line(plan, [*closing, *draining])
         for workload in workloads:
             before = _save(step, workload, before)
+            if workload in spares:
+                before = _move(step, workload, before)
         before = _in_line(before, [*jobs("jobs_move"), *of_node(Verb.EVICT)])
         on_node = (Verb.MAINTAIN, Verb.VALIDATE, Verb.ROLLBACK, Verb.QUARANTINE)
         before = _in_line(before, [step(verb, node) for verb in on_node])
@@ -109,10 +116,26 @@ def _save(step: MakeStep, workload: str, before: PitstopOperator) -> PitstopOper
     return wait
 
 
+def _move(step: MakeStep, workload: str, before: PitstopOperator) -> PitstopOperator:
+    """Draw the branch in which a workload comes up on another node, before the maintenance."""
+    transfer = step(Verb.TRANSFER, workload)
+    cold = _lift(step, workload, transfer, there=True)
+    admit = step(Verb.RETURN_TO_SERVICE, workload, there=True)
+    chain(before, Label("moves"), transfer)
+    chain(transfer, Label("failed"), cold, admit)
+    return admit
+
+
 def _bring_back(step: MakeStep, workload: str, before: PitstopOperator) -> PitstopOperator:
-    gate = step(Verb.GATE, workload)
-    restore = step(Verb.RESTORE, workload)
-    cold = step(Verb.COLD_START, workload)
+    return _lift(step, workload, before)
+
+
+def _lift(
+    step: MakeStep, workload: str, before: PitstopOperator, there: bool = False
+) -> PitstopOperator:
+    gate = step(Verb.GATE, workload, there)
+    restore = step(Verb.RESTORE, workload, there)
+    cold = step(Verb.COLD_START, workload, there)
     chain(before, gate)
     chain(gate, Label("valid"), restore)
     chain(gate, Label("invalid"), cold)

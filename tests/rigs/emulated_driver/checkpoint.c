@@ -28,7 +28,8 @@ struct target {
     struct control seen;
 };
 
-/* Where libcuda is mapped in a process: this very library, by device and inode. */
+/* Where libcuda is mapped in a process: this very library, by its inode. 0: nowhere; then errno
+ * tells if that could not be read. */
 static uintptr_t mapped_at(int pid, const struct stat *own) {
     char path[64], line[PATH_TEXT + 128];
     uintptr_t found = 0;
@@ -42,6 +43,7 @@ static uintptr_t mapped_at(int pid, const struct stat *own) {
             found = start;
     }
     fclose(file);
+    errno = 0;
     return found;
 }
 
@@ -90,7 +92,7 @@ static CUresult find(int pid, struct target *target) {
     if (!dl_iterate_phdr(note_base, &self) || stat(self.dlpi_name, &library))
         return CUDA_ERROR_OPERATING_SYSTEM;
     uintptr_t base = mapped_at(pid, &library);
-    if (!base) return CUDA_ERROR_NOT_INITIALIZED;
+    if (!base) return errno == EACCES ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_ERROR_NOT_INITIALIZED;
     target->address = base + ((uintptr_t)&control - self.dlpi_addr);
     if (peek(target)) return is_alive(pid) ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_ERROR_INVALID_VALUE;
     if (memcmp(target->seen.magic, CONTROL_MAGIC, sizeof CONTROL_MAGIC)) return CUDA_ERROR_OPERATING_SYSTEM;
@@ -128,9 +130,15 @@ static int await_answer(struct target *target) {
     }
 }
 
+static int wake(const struct target *target, int thread) {
+    siginfo_t signal = {.si_signo = control_signal(), .si_code = SI_QUEUE};
+    signal.si_pid = getpid();
+    signal.si_uid = getuid();
+    return (int)syscall(SYS_rt_tgsigqueueinfo, target->pid, thread, signal.si_signo, &signal);
+}
+
 static CUresult ask(struct target *target, const struct request *request) {
     char path[64];
-    siginfo_t wake = {.si_signo = control_signal(), .si_code = SI_QUEUE};
     int thread = restore_thread_of(target);
     if (!thread) return CUDA_ERROR_NOT_INITIALIZED;
     /* One caller at a time; the lock ends with its process. */
@@ -139,14 +147,12 @@ static CUresult ask(struct target *target, const struct request *request) {
     if (turn < 0) return CUDA_ERROR_INVALID_VALUE;
     flock(turn, LOCK_EX);
     CUresult result = CUDA_ERROR_OPERATING_SYSTEM; /* where the target ends meanwhile */
-    if (!await_answer(target)) {
+    /* A caller before may have ended between its request and the signal for it. */
+    if (!wake(target, thread) && !await_answer(target)) {
         uint32_t asked = target->seen.asked + 1;
-        wake.si_pid = getpid();
-        wake.si_uid = getuid();
         if (!poke(target, offsetof(struct control, request), request, sizeof *request) &&
             !poke(target, offsetof(struct control, asked), &asked, sizeof asked) &&
-            !syscall(SYS_rt_tgsigqueueinfo, target->pid, thread, wake.si_signo, &wake) &&
-            !await_answer(target))
+            !wake(target, thread) && !await_answer(target))
             result = target->seen.result;
     }
     close(turn);
@@ -185,7 +191,6 @@ static CUresult make_call(int pid, struct request *request, int *answer) {
     if (fault.kind == FAULT_DIE_CALLER) trace_write(begin, pid, name, "die_caller");
     fault_apply_to_caller(fault);
     request->fault = fault.kind;
-    request->fault_value = (int32_t)fault.value;
     result = fault.kind == FAULT_ERROR ? (CUresult)fault.value : perform(pid, request, answer);
     if (fault.kind == FAULT_ERROR_AFTER && !result) result = (CUresult)fault.value;
     snprintf(text, sizeof text, "%d", result);

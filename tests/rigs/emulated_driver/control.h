@@ -16,8 +16,7 @@ extern const char *const CALL_NAMES[CALLS];
 struct request {
     uint32_t call;
     uint32_t timeout_ms;
-    int32_t fault; /* what the process itself shall do about it */
-    int32_t fault_value;
+    int32_t fault; /* the kind of it that the process itself shall act out */
     uint32_t pairs;
     CUcheckpointGpuPair pair[MOST_GPUS];
 };

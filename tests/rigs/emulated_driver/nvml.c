@@ -152,12 +152,13 @@ nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length) {
     return result ? result : copy_text(machine.loaded, version, length);
 }
 
-/* The CUDA major version, then the driver's */
+/* The CUDA major version, then the driver's; it answers without a driver too (nvml.h) */
 nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length) {
     struct machine machine;
     char text[64];
-    nvmlReturn_t result = enter(__func__, &machine);
+    nvmlReturn_t result = fault_in(__func__);
     if (result) return result;
+    if (machine_read(&machine)) return UNKNOWN;
     snprintf(text, sizeof text, "%d.%s", machine.cuda / 1000, machine.installed);
     return copy_text(text, version, length);
 }

@@ -38,6 +38,7 @@ static CUresult lock_process(const struct request *request) {
         struct timespec wake = {(time_t)(until / 1000000000u), (long)(until % 1000000000u)};
         pthread_cond_clockwait(&process.changed, &process.mutex, CLOCK_MONOTONIC, &wake);
     }
+    process.busy_until = 0; /* where the process goes, the clock may be another */
     control.state = LOCKED;
     pthread_mutex_unlock(&process.mutex);
     return CUDA_SUCCESS;
@@ -152,7 +153,7 @@ static void empty_gpus(void) {
 
 static CUresult restore_process(const struct request *request) {
     struct machine machine;
-    struct seen planned[MOST_GPUS];
+    struct seen planned[MOST_GPUS] = {0};
     int locks[MOST_GPUS], failed;
     CUresult result;
     if (control.state != CHECKPOINTED) return CUDA_ERROR_ILLEGAL_STATE;

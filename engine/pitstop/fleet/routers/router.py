@@ -156,6 +156,29 @@ class Router(ABC):
                 )
         return before
 
+    def detail_for(self, replica: str, detail: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+        """Return what opening a replica needs, from what another one's detail says."""
+        return dict(detail)
+
+    def admit(self, replica: str, instead_of: Before) -> bool:
+        """Let requests in to a replica that takes another's place, and say whether.
+
+        Args:
+            replica: whose turn it is. It may never have been open before.
+            instead_of: how the other stood before it was closed. What somebody else had
+                closed is not opened in another place.
+
+        Raises:
+            PitstopError: it was not done, or is not known to be.
+        """
+        if not instead_of.open:
+            return False
+        found = self.look(replica)
+        if found.open:
+            return True
+        detail = dict(found.detail) or self.detail_for(replica, instead_of.detail)
+        return self.open_admission(replica, Before(True, found.words, detail))
+
     def open_admission(self, replica: str, before: Before) -> bool:
         """Let requests in again if they were before, look that it is so, and say whether.
 

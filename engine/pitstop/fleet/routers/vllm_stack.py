@@ -59,6 +59,10 @@ class VllmStackRouter(Router):
         # The router has a series for each server it ever gave a request to.
         return 0 if found is None else number(found, metric, answer.asked)
 
+    def detail_for(self, replica: str, detail: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Router.detail_for`: the same entry, with another address."""
+        return {"entry": {**detail["entry"], _BACKENDS: replica}}
+
     def close(self) -> None:
         """See `Router.close`."""
         self._machine.close()

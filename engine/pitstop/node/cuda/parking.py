@@ -45,11 +45,11 @@ class ParkedGpus:
         self._limits = limits
         self._run = run
         self._driver = Driver()
+        self._parked = False
         self.processes: tuple[Identity, ...] = ()
         self.inventory = EMPTY
         self.holds: dict[str, int] = {}
         self._boundary = Boundary(self._driver, (), limits, in_turn=False)
-        self._parked = False
         try:
             self._choose(tree)
         except BaseException:
@@ -157,7 +157,10 @@ class ParkedGpus:
         among = candidates(tree)
         found, unanswered = find(self._driver, among, self._limits.call)
         if unanswered:
-            raise self._failed("; ".join(unanswered))
+            error = self._failed("; ".join(unanswered))
+            if not self._parked:
+                error.hint = "; ".join(filter(None, ("it runs on, untouched", error.hint)))
+            raise error
         return set(found)
 
     def _refuse_newcomers(self) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pitstop.decide.gpu_map import fits, map_gpus
+from pitstop.decide.visible import visible
 from pitstop.model.errors import Refused
 from pitstop.model.inventory import Gpu, Inventory, number
 from pitstop.node.gpus import read_inventory
@@ -39,21 +41,87 @@ def _held(gpu: Gpu, pids: Collection[int], listed: bool) -> int:
     return number(gpu.memory_used) or number(gpu.memory) or 0
 
 
-def gpu_map_here(checkpoint: str, saved: CudaSaved) -> dict[str, str]:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where GPU state would go on a node.
+
+    Attributes:
+        gpu_map: from every old GPU to a new one; empty when none is another.
+        takes: the GPUs that would hold it.
+        refusals: why it cannot go there; the rest is empty then.
+    """
+
+    gpu_map: Mapping[str, str] = field(default_factory=dict)
+    takes: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
+
+
+def place(
+    before: Inventory,
+    holds: Mapping[str, int],
+    present: Inventory,
+    reserved: Collection[str] = (),
+    only: Collection[str] | None = None,
+) -> Place:
+    """Find GPUs for the state of a workload.
+
+    Args:
+        before: all GPUs of the node it was on.
+        holds: what it held there: UUID to bytes.
+        present: all GPUs of the node it is to go to, as they are now.
+        reserved: GPUs there that are promised to others.
+        only: those there that it may use; None for all.
+    """
+    most = max(holds.values(), default=0)
+    free = {
+        gpu.uuid.value
+        for gpu in present.gpus
+        if gpu.uuid.value is not None
+        and gpu.uuid.value not in reserved
+        and (only is None or gpu.uuid.value in only)
+        and not fits({gpu.uuid.value: most}, present)
+    }
+    found = map_gpus(
+        before.gpus, present.gpus, before.links, present.links, usable=free, used=holds.keys()
+    )
+    if not found.possible:
+        busy = fits({uuid: most for uuid in _uuids(present) if uuid not in free}, present)
+        return Place(refusals=(*found.refusals, *busy))
+    new = dict(found.pairs)
+    unfit = fits({new[uuid]: size for uuid, size in holds.items()}, present)
+    takes = tuple(sorted(new[uuid] for uuid in holds))
+    return Place(refusals=unfit) if unfit else Place(new if found.moved else {}, takes)
+
+
+def _uuids(inventory: Inventory) -> list[str]:
+    return [gpu.uuid.value for gpu in inventory.gpus if gpu.uuid.value is not None]
+
+
+def gpu_map_here(
+    checkpoint: str, saved: CudaSaved, environment: Mapping[str, str]
+) -> Mapping[str, str]:
     """Return to which GPU of this node the state of each GPU goes; empty for the same ones.
+
+    Args:
+        checkpoint: its name.
+        saved: what it holds.
+        environment: of the start: `CUDA_VISIBLE_DEVICES` in it says what the workload may use.
 
     Raises:
         Refused: it cannot go here, or there is no room for it; nothing was touched.
     """
-    before, present = Inventory.from_json(saved.inventory), read_inventory()
-    found = map_gpus(before.gpus, present.gpus, before.links, present.links)
-    if not found.possible:
-        raise Refused(checkpoint, f"its GPU state cannot go here: {'; '.join(found.refusals)}")
-    new = dict(found.pairs)
-    unfit = fits({new[uuid]: size for uuid, size in saved.holds.items()}, present)
-    if unfit:
-        raise Refused(checkpoint, f"no room for its GPU state: {'; '.join(unfit)}")
-    return new if found.moved else {}
+    present = read_inventory()
+    seen = visible(
+        environment.get("CUDA_VISIBLE_DEVICES"), present.gpus, environment.get("CUDA_DEVICE_ORDER")
+    )
+    # What cannot be resolved forbids nothing to a workload whose own GPUs are all here.
+    unclear = bool(seen.refusals) and set(saved.holds) <= set(_uuids(present))
+    only = None if unclear else seen.uuids
+    found = place(Inventory.from_json(saved.inventory), saved.holds, present, only=only)
+    refusals = (*(() if unclear else seen.refusals), *found.refusals)
+    if refusals:
+        raise Refused(checkpoint, f"its GPU state cannot go here: {'; '.join(refusals)}")
+    return found.gpu_map
 
 
 def refuse_unless_free(workload: str, holds: Mapping[str, int]) -> None:

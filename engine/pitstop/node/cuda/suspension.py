@@ -6,12 +6,14 @@ nor an end of the workload.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pitstop.model.cuda import CudaLimits
 from pitstop.model.errors import Cancelled, Refused
 from pitstop.node import answers, cancelling, subject
+from pitstop.node.blockers import needs, reader
 from pitstop.node.clock import now, running_seconds
 from pitstop.node.cuda.boundary import Boundary, BoundaryFailedError
 from pitstop.node.cuda.driver import Driver
@@ -21,6 +23,7 @@ from pitstop.node.cuda.parking import ParkedGpus, end_crippled, recover
 from pitstop.node.cuda.placing import refuse_unless_free
 from pitstop.node.locks import held
 from pitstop.node.paths import StateDir
+from pitstop.node.processes import Identity
 from pitstop.node.record import WorkloadState
 
 _UNDER_WAY = "another operation on this workload"
@@ -52,9 +55,23 @@ def suspend(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
         with ParkedGpus(files, tree, limits, run) as gpus:
             if not gpus.processes:
                 raise Refused(files.name, "it has no GPU state to park")
-            refuse_without_memory(files.name, gpus.pids, sum(gpus.holds.values()))
+            _refuse_without_memory(files.name, state.root, tree, gpus)
             with cancelling.deferred():
                 return _park(files.name, gpus)
+
+
+def _refuse_without_memory(
+    name: str, images: Path, tree: Sequence[Identity], gpus: ParkedGpus
+) -> None:
+    """All that is on the GPUs has to fit into host memory.
+
+    Raises:
+        Refused: it does not; nothing was touched.
+    """
+    facts = reader.read(tree, images, gpus.pids, sum(gpus.holds.values()))
+    found = [str(blocker) for blocker in needs.memory(facts)]
+    if found:
+        raise Refused(name, found[0])
 
 
 def _park(name: str, gpus: ParkedGpus) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def perform(request: CudaRequest) -> CudaAnswer:
     try:
         value = _call(request)
     except Exception as problem:  # noqa: BLE001  # the binding has no common base for its errors
-        error = str(problem).strip() or type(problem).__name__
+        error = _first_sentence(problem)
     return CudaAnswer(request.pid, request.call, value, error, began=began, ended=running_seconds())
 
 
@@ -59,6 +59,12 @@ def _call(request: CudaRequest) -> str:
     return ""
 
 
+def _first_sentence(problem: Exception) -> str:
+    """Return an error's name and what it means; the binding adds a paragraph of advice."""
+    text = str(problem).strip().split("\n")[0] or type(problem).__name__
+    return text.split(". ")[0][:300]
+
+
 def _bare(uuid: str) -> str:
     """NVML writes `GPU-` before a UUID, CUDA does not."""
     return uuid.removeprefix("GPU-")
@@ -75,7 +81,7 @@ def initialise() -> str:
             _, text = driver.cuGetErrorString(status)
             return f"{status.name}: {text.decode(errors='replace') if text else ''}"
     except Exception as problem:  # noqa: BLE001  # whatever a library does when it is loaded
-        return str(problem).strip() or type(problem).__name__
+        return _first_sentence(problem)
     return ""
 
 
