@@ -98,6 +98,28 @@ def test_an_unknown_code_is_unexpected_and_not_retryable(data: dict[str, str]) -
 def test_retryable_of_a_message_is_not_believed() -> None:
     """What may be tried again follows from the class on this side."""
     assert PitstopError.from_json({"code": "refused", "retryable": True}).retryable is False
+    assert PitstopError.from_json({"code": "busy", "retryable": False}).retryable is True
+
+
+@pytest.mark.parametrize("kind", [errors.CheckpointFailed, errors.PortTaken])
+@pytest.mark.parametrize("retryable", [True, False, None])
+def test_a_failure_that_is_known_by_name_says_it_itself(
+    kind: type[PitstopError], retryable: bool | None
+) -> None:
+    error = kind("s", "c").judged("an-entry" if retryable is not None else "", retryable)
+    expected = kind.retryable if retryable is None else retryable
+    data = json.loads(json.dumps(error.to_json()))
+    assert ("failure" in data) is (retryable is not None)
+    for back in (PitstopError.from_json(data), pickle.loads(pickle.dumps(error))):  # noqa: S301
+        assert (back.failure, back.retryable) == (error.failure, expected)
+        assert back.to_json() == data
+    assert kind("s", "another").retryable is kind.retryable, "the class is as it was"
+
+
+@pytest.mark.parametrize("code", ["refused", "bad_input", "not_drained"])
+def test_a_refusal_is_never_tried_again(code: str) -> None:
+    data = {"code": code, "failure": "cuda-lock-timeout", "retryable": True}
+    assert PitstopError.from_json(data).retryable is False
 
 
 def test_words() -> None:

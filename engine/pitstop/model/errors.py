@@ -27,12 +27,13 @@ PitstopError
     └── Unexpected         anything that is not a PitstopError; always a bug or a broken machine
 
 Errors cross from node to controller as JSON (`to_json`, `from_json`), so that the branch a
-run takes depends on the class and not on a text.
+run takes depends on the class and not on a text. Whether one is worth another try the class
+says as well, but of a failure that is known by name (`pitstop.decide.failures`) its entry does.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 
 class PitstopError(Exception):
@@ -42,11 +43,14 @@ class PitstopError(Exception):
         subject: what it is about (a node, a workload, a file).
         cause: what was found, in words.
         hint: what a person can do next; may be empty.
+        failure: name of its entry in the failure catalogue; empty when it is in none.
+        retryable: whether trying again may help: the entry says it, else the class.
     """
 
     code: ClassVar[str] = "error"
     exit_code: ClassVar[int] = 1
-    retryable: ClassVar[bool] = False
+    retryable: bool = False
+    failure: str = ""
     registry: ClassVar[dict[str, type[PitstopError]]] = {}
 
     def __init__(self, subject: str, cause: str, hint: str = "") -> None:
@@ -56,6 +60,18 @@ class PitstopError(Exception):
         self.hint = hint
         self.evidence: dict[str, Any] = {}
         """What was seen up to the failure, for the record; not part of the error itself."""
+
+    def judged(self, failure: str, retryable: bool | None) -> Self:
+        """Note what the failure catalogue says of it (`pitstop.decide.failures.judge`).
+
+        Args:
+            failure: the entry's name; empty when it is unknown.
+            retryable: what the entry says; None leaves it to the class.
+        """
+        self.failure = failure
+        if retryable is not None:
+            self.retryable = retryable
+        return self
 
     def __init_subclass__(cls) -> None:
         PitstopError.registry[cls.code] = cls
@@ -72,15 +88,23 @@ class PitstopError(Exception):
             "cause": self.cause,
             "hint": self.hint,
             "retryable": self.retryable,
-        }
+        } | ({"failure": self.failure} if self.failure else {})
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> PitstopError:
-        """Rebuild an error; an unknown code (a newer node) becomes `Unexpected`."""
+        """Rebuild an error; an unknown code (a newer node) becomes `Unexpected`.
+
+        Whether it may be tried again follows from the class on this side, unless a node says it
+        of a failure by name: that is a matter of what was seen there. A refusal stays one.
+        """
         kind = PitstopError.registry.get(str(data.get("code")), Unexpected)
-        return kind(
+        error = kind(
             str(data.get("subject", "?")), str(data.get("cause", "?")), str(data.get("hint", ""))
         )
+        failure, retryable = str(data.get("failure") or ""), data.get("retryable")
+        if failure and issubclass(kind, TemporaryError | PermanentError):
+            error.judged(failure, retryable if isinstance(retryable, bool) else None)
+        return error
 
 
 class BadInput(PitstopError):

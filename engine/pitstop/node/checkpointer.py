@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pitstop.decide.cuda_boundary import summary_of
-from pitstop.decide.failures import Where, hint_of
+from pitstop.decide.failures import Where, judge
 from pitstop.images.checkpoint import Checkpoint, Mark, State, sync_images
 from pitstop.images.digest import digest_directory
 from pitstop.images.signing import Keys
@@ -287,11 +287,12 @@ class _Checkpointer:
                 (self.taken.path / "vote.sock").unlink(missing_ok=True)
         if self.taken is None or (status != 0 and not self._ended_at_boundary(subject_)):
             lines = criu.errors(self.taken or draft)
+            known = judge(lines, Where.DUMP)
             raise CheckpointFailed(
                 self.order.workload,
                 "; ".join(lines[:5]) or f"CRIU ended with status {status} and named no error",
-                hint_of(lines, Where.DUMP),
-            )
+                known.hint,
+            ).judged(known.name, known.retryable)
 
     def _ended_at_boundary(self, subject_: Subject) -> bool:
         """Whether the original is gone and the images are the last state it had.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from pitstop.decide.failures import Where, hint_of
+from pitstop.decide.failures import Where, judge
 from pitstop.images.checkpoint import Checkpoint, Mark, State
 from pitstop.images.signing import Keys
 from pitstop.images.store import Store
@@ -186,14 +186,17 @@ class Restorer:
                 tree = [processes.identity(pid) for pid in saved.pids]
                 Boundary(driver, tree, limits, saved.in_turn).restore(self._gpu_map)
             except (BoundaryFailedError, WorkloadGone) as error:
-                raise self._failure(str(error).split("; ")) from error
+                raise self._failure(str(error).split("; "), Where.CUDA_RESTORE) from error
 
-    def _failure(self, lines: Sequence[str]) -> PitstopError:
+    def _failure(self, lines: Sequence[str], where: Where = Where.RESTORE) -> PitstopError:
         causes = "; ".join(lines[:5]) or "CRIU failed and named no error"
+        known = judge(lines, where)
         # Only before the checkpoint is used up is there anything left to try again with.
-        if "Address already in use" in causes and self.checkpoint.state() is State.SEALED:
-            return PortTaken(self._wanted.workload, causes, hint_of(lines, Where.RESTORE))
-        return RestoreFailed(self._wanted.workload, causes, hint_of(lines, Where.RESTORE))
+        left = self.checkpoint.state() is State.SEALED
+        taken = left and "Address already in use" in causes
+        kind = PortTaken if taken else RestoreFailed
+        error = kind(self._wanted.workload, causes, known.hint)
+        return error.judged(known.name, known.retryable if left else None)
 
     def _consume(self) -> bool:
         """Use the checkpoint up: the last thing before the restored processes run."""

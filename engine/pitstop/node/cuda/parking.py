@@ -7,7 +7,7 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from pitstop.decide.failures import Where, hint_of
+from pitstop.decide.failures import Where, judge
 from pitstop.model.cuda import CudaAnswer, CudaLimits
 from pitstop.model.errors import CheckpointFailed, EndedInDump, Refused
 from pitstop.model.inventory import EMPTY
@@ -171,7 +171,10 @@ class ParkedGpus:
             raise self._failed(f"pid {new[0]} came to CUDA while the others were being locked")
 
     def _failed(self, cause: str) -> CheckpointFailed:
-        return CheckpointFailed(self._files.name, cause, hint_of(cause.split("; "), Where.DUMP))
+        # A line that names a call is of that call; the others are of what comes before any.
+        known = judge(cause.split("; "), Where.CUDA_LOCK)
+        error = CheckpointFailed(self._files.name, cause, known.hint)
+        return error.judged(known.name, known.retryable)
 
     def _over(self) -> None:
         clear_mark(self._files)
@@ -186,11 +189,12 @@ def end_crippled(files: WorkloadState, root: Identity, undone: Undone) -> None:
         EndedInDump: always; with what was lost.
     """
     end_tree(files, root)
+    known = judge(str(undone).split("; "), Where.CUDA_RESTORE)
     raise EndedInDump(
         files.name,
         f"its GPU state is lost, so it was ended: {undone}",
         "start it from its launch, or from an earlier checkpoint",
-    )
+    ).judged(known.name, None)
 
 
 def recover(files: WorkloadState, limits: CudaLimits) -> None:
