@@ -132,18 +132,35 @@ def runner_of(lab_node: LabNode, identifier: str) -> str:
 # --- calls ---
 
 NOISE = """#!{python}
-import os, re, subprocess, sys
-nonce = sys.argv[sys.argv.index('--nonce') + 1]
-out = sys.stdout.buffer
-out.write(b'*** AUTHORIZED USE ONLY ***\\nmodule load cuda/13.0 ... ok {{not json}}\\n\\xa6\\xff')
-out.write(b'\\n<<pitstop 0123456789abcdef 15>>\\n{{"result": "no"}}\\n')
-out.write(b'\\n<<pitstop ' + nonce[:-1].encode() + b' 15>>\\n{{"result": "no"}}\\n')
-out.write(b'{{"result": {{"boot_id": "noise"}}}}')
-out.flush()
-code = subprocess.run([sys.executable, '-m', 'pitstop.node.main', *sys.argv[1:]]).returncode
-out.write(b'{{"error": 1}}\\n<<pitstop\\nlogout\\n' + b'z' * 300000)
-out.flush()
-sys.exit(code)
+import subprocess, sys
+from pitstop.node.frame import Framed
+real = subprocess.Popen(
+    [sys.executable, '-m', 'pitstop.node.main', *sys.argv[1:]],
+    bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+)
+stdin, out = sys.stdin.buffer.raw, sys.stdout.buffer
+
+def message(source, nonce=None):
+    raw, framed = b'', Framed(nonce, 1 << 20)
+    while part := source.read(1):
+        raw += part
+        if framed.feed(part):
+            return framed.nonce, raw
+    real.stdin.close()
+    sys.exit(real.wait())
+
+while True:
+    nonce, request = message(stdin)
+    out.write(b'*** AUTHORIZED USE ONLY ***\\nmodule load cuda ... ok {{not json}}\\n\\xa6\\xff')
+    out.write(b'\\n<<pitstop 0123456789abcdef 15>>\\n{{"result": "no"}}\\n')
+    out.write(b'\\n<<pitstop ' + nonce[:-1].encode() + b' 15>>\\n{{"result": "no"}}\\n')
+    out.write(b'{{"result": {{"boot_id": "noise"}}}}' + b'z' * 300000)
+    real.stdin.write(request)
+    for byte in message(real.stdout, nonce)[1]:  # split wherever it can be split
+        out.write(bytes([byte]))
+        out.flush()
+    out.write(b'{{"error": 1}}\\n<<pitstop\\nlogout\\n' + b'z' * 300000)
+    out.flush()
 """
 
 
@@ -157,7 +174,10 @@ def test_answer_is_found_in_the_noise_around_it(
     make: Make, lab_node: LabNode, tmp_path: Path
 ) -> None:
     noisy = script(tmp_path / "engine", NOISE.format(python=sys.executable))
-    assert make(engine=noisy).ping()["boot_id"] == lab_node.boot_id
+    remote = make(engine=noisy)
+    with pytest.raises(BadInput, match="grün 日本語 🛠: this engine has no such call"):
+        remote.call("grün 日本語 🛠")
+    assert remote.ping()["boot_id"] == lab_node.boot_id
 
 
 def test_without_an_answer_the_error_has_the_end_of_stderr(make: Make, tmp_path: Path) -> None:
@@ -174,9 +194,9 @@ def test_without_an_answer_the_error_has_the_end_of_stderr(make: Make, tmp_path:
 def test_answer_that_was_cut_short_is_none(make: Make, tmp_path: Path) -> None:
     engine = script(
         tmp_path / "engine",
-        f'#!/bin/sh\n{" ".join(ENGINE)} "$@" | head -c 60\n',
+        f'#!/bin/sh\n{{ {" ".join(ENGINE)} "$@"; }} | {{ head -c 60; kill $$; }}\n',
     )
-    with pytest.raises(TemporaryError, match="gave no answer"):
+    with pytest.raises(ConnectionLost, match="unknown"):
         make(engine=engine).ping()
 
 
@@ -375,18 +395,22 @@ def test_going_down_alone_proves_nothing(make: Make, lab_node: LabNode) -> None:
 
 
 LIAR = """#!{python}
-import json, pathlib, subprocess, sys
+import json, os, pathlib, sys
+from pitstop.node.calls import answer
+from pitstop.node.frame import Framed, wrap
 answers = pathlib.Path({path!r})
-left = answers.read_text().splitlines()
-answers.write_text('\\n'.join(left[1:]) + '\\n' if left[1:] else '')
-if not left or left[0] == 'truth':
-    sys.exit(subprocess.run([sys.executable, '-m', 'pitstop.node.main', *sys.argv[1:]]).returncode)
-if left[0] == 'fail':
-    sys.exit('Connection closed')
-nonce = sys.argv[sys.argv.index('--nonce') + 1]
-message = json.loads(left[0])
-from pitstop.node.frame import wrap
-sys.stdout.buffer.write(wrap(nonce, message))
+while True:
+    asked = Framed(None, 1 << 20)
+    while not asked.feed(part := os.read(0, 65536)):
+        if not part:
+            sys.exit(0)
+    left = answers.read_text().splitlines()
+    answers.write_text('\\n'.join(left[1:]) + '\\n' if left[1:] else '')
+    if left and left[0] == 'fail':
+        sys.exit('Connection closed')
+    message = json.loads(left[0]) if left else answer(asked.message())
+    sys.stdout.buffer.write(wrap(asked.nonce, message))
+    sys.stdout.buffer.flush()
 """
 
 DENIED = '{"error": {"code": "permanent", "subject": "gpu1", "cause": "not yet", "hint": ""}}'

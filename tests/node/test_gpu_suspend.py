@@ -44,7 +44,7 @@ def test_the_gpus_are_free_until_it_is_back(program: GpuProgram, gpus: EmulatedG
     assert op(program, "suspend", "suspend3", run="run2")["error"]["code"] == "refused"
     with pytest.raises(Refused, match="it is suspended"):
         program.save()
-    asked = {WORKLOAD: {"probes": {}, "pid_file": None}}
+    asked: dict[str, Any] = {WORKLOAD: {"probes": {}, "pid_file": None}}
     found = program.engine.rpc("inspect", workloads=asked)["workloads"][WORKLOAD]
     assert "parked in host memory" in str(found["blockers"])
 

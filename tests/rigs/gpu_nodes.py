@@ -7,6 +7,8 @@ first GPU, and no other home.
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +22,7 @@ from pitstop.demo.setup import node_data
 from pitstop.images.signing import Keys
 from pitstop.model.cuda import CudaAnswer
 from pitstop.model.event import Event
+from pitstop.node import processes
 from pitstop.steps.by_hand import start_by_hand
 from pitstop.steps.files import load_site
 from pitstop.steps.runs import open_run
@@ -92,7 +95,9 @@ class GpuNodes(SiteRig):
                 in_network(self.lab.node(node), lambda: get("http://127.0.0.1:8099/health", 20))
                 yield
             finally:
-                squatter.terminate()
+                tree = processes.tree(squatter.pid)  # nsenter, and what it has started
+                os.kill(tree[1].pid, signal.SIGKILL)  # its ranks and nsenter end with it
+                assert processes.wait_gone(tree[1:], 20) == []
 
     def _get(self, node: str, workload: str, path: str, body: bytes | None = None) -> bytes:
         url = f"http://127.0.0.1:{PORTS[workload]}{path}"

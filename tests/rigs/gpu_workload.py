@@ -5,15 +5,15 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import select
 import socket
 import subprocess
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from pitstop.model.errors import WorkloadGone
-from pitstop.node import processes
 from tests.rigs.gpus import EmulatedGpus, build
 
 
@@ -44,6 +44,14 @@ def _free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return int(taken.getsockname()[1])
+
+
+def _descendants(pid: int) -> list[int]:
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return [one for child in map(int, children) for one in (child, *_descendants(child))]
 
 
 class GpuWorkload:
@@ -85,10 +93,13 @@ class GpuWorkload:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
-            ranks = processes.tree(self.process.pid)
-        except WorkloadGone:
-            ranks = []
-        self.process.kill()  # the ranks go with it, soon after
-        self.process.wait()
-        assert processes.wait_gone(ranks, 20) == []
+        with ExitStack() as opened:
+            ends = []
+            for pid in _descendants(self.process.pid):
+                with suppress(ProcessLookupError):
+                    ends.append(os.pidfd_open(pid))
+                    opened.callback(os.close, ends[-1])
+            self.process.kill()
+            self.process.wait()
+            for end in ends:  # the ranks end with their parent, but not at the same moment
+                select.select([end], [], [])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from pitstop.decide.attempts import standing
 from pitstop.fleet import node as node_module
 from pitstop.fleet.node import RemoteNode
-from pitstop.fleet.transport import Completed, Transport
+from pitstop.fleet.transport import Completed, Conversation, SessionTransport
 from pitstop.journal.chain import faults
 from pitstop.model.errors import (
     Busy,
@@ -38,7 +37,7 @@ from pitstop.model.result import RunResult
 from pitstop.model.site import Node, Retry, SitePolicy
 from pitstop.model.words import Outcome, Shape, Strategy, Verb
 from pitstop.model.workload import HttpProbe, Launch, Policy, Ready, Workload
-from pitstop.node.frame import wrap
+from pitstop.node.frame import Framed, wrap
 from pitstop.steps.context import RunContext
 from pitstop.steps.execute import execute, perform
 from pitstop.steps.runs import create_run, drive
@@ -124,18 +123,47 @@ def make_plan(*workloads: WorkloadPlan) -> Plan:
     )
 
 
-class FrameTransport(Transport):
+class FrameTransport(SessionTransport):
     """A node that answers what it is told to, and remembers what it was asked."""
 
     def __init__(self, answer: Callable[[dict[str, Any]], dict[str, Any]] | None = None) -> None:
         self.asked: list[dict[str, Any]] = []
         self._answer = answer or (lambda _request: {})
 
-    def run(self, argv: Sequence[str], stdin: bytes, _timeout: float) -> Completed:
-        request = json.loads(stdin)
+    def run(self, argv: Sequence[str], _stdin: bytes, _timeout: float) -> Completed:
+        raise AssertionError(f"not over the session: {argv}")
+
+    def open(self, argv: Sequence[str], _timeout: float) -> Conversation:
+        assert argv[-2:] == ["rpc", "--session"]
+        return FrameConversation(self)
+
+    def reply(self, request: dict[str, Any]) -> dict[str, Any]:
         self.asked.append(request)
-        nonce = argv[list(argv).index("--nonce") + 1]
-        return Completed(0, wrap(nonce, {"result": self._answer(request)}), b"")
+        return {"result": self._answer(request)}
+
+    def close(self) -> None:
+        pass
+
+
+class FrameConversation(Conversation):
+    """A session with that node."""
+
+    def __init__(self, node: FrameTransport) -> None:
+        self._node = node
+
+    @property
+    def stderr(self) -> bytes:
+        return b""
+
+    def over(self) -> bool:
+        return False
+
+    def exchange(self, data: bytes, enough: Callable[[bytes], bool], _timeout: float) -> None:
+        asked = Framed(None, len(data))
+        assert asked.feed(data)
+        request = asked.message()
+        assert request is not None
+        assert enough(wrap(asked.nonce, self._node.reply(request)))
 
     def close(self) -> None:
         pass
@@ -818,9 +846,9 @@ def test_finished_and_failed_steps_are_not_executed_again(runs: Runs) -> None:
 
 
 LOCKED_TOO_LATE = CheckpointFailed(
-    "web", "CUDA lock of pid 7: CUDA_ERROR_NOT_READY: This indicates that", "the workload runs on"
-).judged("cuda-lock-timeout", True)
-WITH_RING = CheckpointFailed("web", "Unknown shit 600 (anon_inode:[io_uring])").judged(
+    "web", "CUDA lock of pid 7: CUDA_ERROR_NOT_READY: This [cuda-busy]", "the workload runs on"
+).judged("cuda-busy", True)
+WITH_RING = CheckpointFailed("web", "Unknown shit 600 (anon_inode:[io_uring]) [io-uring]").judged(
     "io-uring", False
 )
 UNKNOWN = CheckpointFailed("web", "something new")

@@ -7,11 +7,18 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 
-from pitstop.fleet.transport import OUTPUT_LIMIT, Completed, Stream, Transport
+from pitstop.fleet.local_talk import LocalConversation
+from pitstop.fleet.transport import (
+    OUTPUT_LIMIT,
+    Completed,
+    Conversation,
+    SessionTransport,
+    Stream,
+)
 from pitstop.model.errors import DeadlineExceeded, NodeUnreachable
 
 
-class LocalTransport(Transport):
+class LocalTransport(SessionTransport):
     """Runs commands as children of this process."""
 
     def run(self, argv: Sequence[str], stdin: bytes, timeout: float) -> Completed:
@@ -34,6 +41,10 @@ class LocalTransport(Transport):
             return _LocalStream(argv)
         except OSError as error:
             raise NodeUnreachable(argv[0], f"cannot be started: {error.strerror}") from error
+
+    def open(self, argv: Sequence[str], timeout: float) -> Conversation:  # noqa: ARG002
+        """Start a program to speak with; see `SessionTransport.open`."""
+        return LocalConversation(argv)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import secrets
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from pitstop.fleet.local import LocalTransport
+from pitstop.fleet.session import Session
 from pitstop.fleet.ssh import SshTransport
-from pitstop.fleet.transport import Stream, Transport
+from pitstop.fleet.transport import SessionTransport, Stream
 from pitstop.model.errors import (
     BadInput,
     ConnectionLost,
@@ -23,7 +22,6 @@ from pitstop.model.errors import (
     TemporaryError,
 )
 from pitstop.model.site import Node
-from pitstop.node.frame import unwrap
 
 
 class Pending(BaseException):
@@ -68,7 +66,7 @@ class RemoteNode:
         self,
         name: str,
         spec: Node,
-        transport: Transport | None = None,
+        transport: SessionTransport | None = None,
         lease: Mapping[str, Any] | None = None,
     ) -> None:
         self.name = name
@@ -77,10 +75,11 @@ class RemoteNode:
         self._transport = transport or (
             SshTransport(name, spec.ssh) if spec.ssh is not None else LocalTransport()
         )
+        self._session = Session(name, spec.engine, self._transport)
 
     def close(self) -> None:
         """Give the connection back."""
-        self._transport.close()
+        self._session.close()
 
     def call(self, call: str, timeout: float = CALL_TIMEOUT, **arguments: Any) -> dict[str, Any]:
         """Ask the node's engine something that it answers within seconds.
@@ -88,20 +87,8 @@ class RemoteNode:
         Raises:
             PitstopError: the node's own error, or that of the way to it.
         """
-        nonce = secrets.token_hex(8)
         request = {"call": call, "state_dir": self.spec.state_dir, "arguments": arguments}
-        completed = self._transport.run(
-            [*self.spec.engine, "rpc", "--nonce", nonce], json.dumps(request).encode(), timeout
-        )
-        answer = unwrap(nonce, completed.stdout)
-        if answer is None:
-            tail = completed.stderr.decode(errors="replace").strip().splitlines()[-3:]
-            raise TemporaryError(
-                self.name,
-                f"{self.spec.engine[0]} gave no answer (exit status {completed.exit_status}): "
-                + (" / ".join(tail)[:500] or "nothing on stderr"),
-                "is pitstop installed there, and `engine` in site.yaml right?",
-            )
+        answer = self._session.ask(request, timeout)
         if "error" in answer:
             raise PitstopError.from_json(answer["error"])
         return dict(answer["result"])

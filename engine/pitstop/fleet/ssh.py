@@ -18,7 +18,14 @@ from paramiko.pkey import UnknownKeyType
 from pitstop.fleet import hostkeys
 from pitstop.fleet.dialing import Line, dial
 from pitstop.fleet.hostkeys import HostKeys
-from pitstop.fleet.transport import OUTPUT_LIMIT, Completed, Stream, Transport
+from pitstop.fleet.ssh_talk import LOST, SshConversation, ends_after
+from pitstop.fleet.transport import (
+    OUTPUT_LIMIT,
+    Completed,
+    Conversation,
+    SessionTransport,
+    Stream,
+)
 from pitstop.model.errors import (
     BadInput,
     ConnectionLost,
@@ -41,11 +48,7 @@ _UNUSABLE_KEY = (
 """What reading a private key raises: TypeError is for one with a passphrase."""
 
 
-_LOST = (paramiko.SSHException, OSError, EOFError)
-"""What paramiko raises when a connection has ended."""
-
-
-class SshTransport(Transport):
+class SshTransport(SessionTransport):
     """One SSH connection, made when it is needed and again after it was lost."""
 
     def __init__(self, name: str, ssh: Ssh) -> None:
@@ -71,7 +74,7 @@ class SshTransport(Transport):
         try:
             channel.exec_command(shlex.join(argv))
             return _exchange(channel, stdin)
-        except _LOST as error:
+        except LOST as error:
             self.close()
             if time.monotonic() >= end:
                 raise DeadlineExceeded(self._name, f"no answer after {timeout:g} s") from error
@@ -80,7 +83,7 @@ class SshTransport(Transport):
             watchdog.cancel()
             # The answer is complete or its loss is said; closing says so over a connection
             # that may have died in between, as it does when a node reboots.
-            with contextlib.suppress(*_LOST):
+            with contextlib.suppress(*LOST):
                 channel.close()
 
     def stream(self, argv: Sequence[str]) -> Stream:
@@ -89,10 +92,25 @@ class SshTransport(Transport):
         assert self._connection is not None  # noqa: S101  # the channel is one of it
         try:
             channel.exec_command(shlex.join(argv))
-        except _LOST as error:
+        except LOST as error:
             self.close()
             raise ConnectionLost(self._name, f"the connection was lost: {error}") from error
         return _SshStream(self._name, channel, self._connection)
+
+    def open(self, argv: Sequence[str], timeout: float) -> Conversation:
+        """Start a program to speak with; see `SessionTransport.open`."""
+        channel = self._open()
+        assert self._connection is not None  # noqa: S101  # the channel is one of it
+        end = time.monotonic() + timeout
+        try:
+            with ends_after(self._connection, timeout):
+                channel.exec_command(shlex.join(argv))
+        except LOST as error:
+            self.close()
+            if time.monotonic() >= end:
+                raise DeadlineExceeded(self._name, f"not started after {timeout:g} s") from error
+            raise NodeUnreachable(self._name, f"no command could be started: {error}") from error
+        return SshConversation(self._name, self._ssh, self._connection, channel)
 
     def close(self) -> None:
         """End the connection."""
@@ -112,7 +130,7 @@ class SshTransport(Transport):
             assert self._connection is not None  # noqa: S101  # _connect sets it or raises
             try:
                 return self._connection.open_session(timeout=self._ssh.connect_timeout)
-            except _LOST as error:
+            except LOST as error:
                 # A connection that died unnoticed: nothing was sent yet, so once more.
                 self.close()
                 if fresh:
@@ -141,7 +159,7 @@ class SshTransport(Transport):
         except (HostKeyRefused, PermanentError):
             self.close()
             raise
-        except _LOST as error:
+        except LOST as error:
             self.close()
             raise NodeUnreachable(self._name, f"no SSH connection: {error}") from error
         connection.set_keepalive(max(1, int(self._ssh.keepalive)))
@@ -273,29 +291,29 @@ class _SshStream(Stream):
     def read(self) -> bytes:
         try:
             return self._channel.recv(CHUNK)
-        except _LOST:
+        except LOST:
             return b""  # the status that is missing then says that it was lost
 
     def write(self, data: bytes) -> bool:
         try:
             self._channel.sendall(data)
-        except _LOST:
+        except LOST:
             return False
         return True
 
     def end_input(self) -> None:
-        with contextlib.suppress(*_LOST):
+        with contextlib.suppress(*LOST):
             self._channel.shutdown_write()
 
     def finish(self) -> Completed:
         try:
             return _exchange(self._channel, b"")
-        except _LOST as error:
+        except LOST as error:
             raise ConnectionLost(self._name, f"the connection was lost: {error}") from error
 
     def abandon(self) -> None:
         self._connection.close()
 
     def close(self) -> None:
-        with contextlib.suppress(*_LOST):
+        with contextlib.suppress(*LOST):
             self._channel.close()

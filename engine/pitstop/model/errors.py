@@ -27,8 +27,7 @@ PitstopError
     └── Unexpected         anything that is not a PitstopError; always a bug or a broken machine
 
 Errors cross from node to controller as JSON (`to_json`, `from_json`), so that the branch a
-run takes depends on the class and not on a text. Whether one is worth another try the class
-says as well, but of a failure that is known by name (`pitstop.decide.failures`) its entry does.
+run takes depends on the class and not on a text.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ class PitstopError(Exception):
         subject: what it is about (a node, a workload, a file).
         cause: what was found, in words.
         hint: what a person can do next; may be empty.
-        failure: name of its entry in the failure catalogue; empty when it is in none.
-        retryable: whether trying again may help: the entry says it, else the class.
+        retryable: whether trying again may help: what the class says, unless the failure is
+            known (`judged`).
+        failure: its names in the catalogue of known failures; empty when it is unknown.
     """
 
     code: ClassVar[str] = "error"
     exit_code: ClassVar[int] = 1
     retryable: bool = False
-    failure: str = ""
     registry: ClassVar[dict[str, type[PitstopError]]] = {}
 
     def __init__(self, subject: str, cause: str, hint: str = "") -> None:
@@ -61,15 +60,12 @@ class PitstopError(Exception):
         self.evidence: dict[str, Any] = {}
         """What was seen up to the failure, for the record; not part of the error itself."""
 
-    def judged(self, failure: str, retryable: bool | None) -> Self:
-        """Note what the failure catalogue says of it (`pitstop.decide.failures.judge`).
+    failure: str = ""
 
-        Args:
-            failure: the entry's name; empty when it is unknown.
-            retryable: what the entry says; None leaves it to the class.
-        """
+    def judged(self, failure: str, retryable: bool | None) -> Self:
+        """Note the names of a known failure, which decide over the class. Returns itself."""
         self.failure = failure
-        if retryable is not None:
+        if failure and retryable is not None:
             self.retryable = retryable
         return self
 
@@ -88,23 +84,23 @@ class PitstopError(Exception):
             "cause": self.cause,
             "hint": self.hint,
             "retryable": self.retryable,
-        } | ({"failure": self.failure} if self.failure else {})
+            **({"failure": self.failure} if self.failure else {}),
+        }
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> PitstopError:
         """Rebuild an error; an unknown code (a newer node) becomes `Unexpected`.
 
-        Whether it may be tried again follows from the class on this side, unless a node says it
-        of a failure by name: that is a matter of what was seen there. A refusal stays one.
+        What may be tried again is believed only of a known failure: its node knows it. A refusal
+        stays one.
         """
         kind = PitstopError.registry.get(str(data.get("code")), Unexpected)
         error = kind(
             str(data.get("subject", "?")), str(data.get("cause", "?")), str(data.get("hint", ""))
         )
-        failure, retryable = str(data.get("failure") or ""), data.get("retryable")
-        if failure and issubclass(kind, TemporaryError | PermanentError):
-            error.judged(failure, retryable if isinstance(retryable, bool) else None)
-        return error
+        if not isinstance(error, TemporaryError | PermanentError):
+            return error
+        return error.judged(str(data.get("failure", "")), data.get("retryable") is True)
 
 
 class BadInput(PitstopError):

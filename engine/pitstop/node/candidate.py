@@ -12,7 +12,10 @@ from pitstop.images.checkpoint import State
 from pitstop.images.durable import read_json
 from pitstop.images.signing import Keys
 from pitstop.images.store import Store
+from pitstop.model.inventory import Inventory
 from pitstop.node import subject
+from pitstop.node.cuda.placing import Place, place_for
+from pitstop.node.gpus import read_inventory
 from pitstop.node.inventory import take_fingerprint
 from pitstop.node.lease import all_leases
 from pitstop.node.paths import StateDir
@@ -27,15 +30,21 @@ def look(state: StateDir, name: str, asked: Mapping[str, Any]) -> dict[str, Any]
         name: the workload.
         asked: `run` that asks (empty while planning), `probes`, `pid_file` and `launch` as the
             site declares them; `signer`, the public key of the node it comes from; `output`,
-            the directory on that node that its output is written to.
+            the directory on that node that its output is written to; `gpu_state`, what it has
+            on GPUs there (as `inspect` says it), and `gpus_reserved`, those here that are
+            promised to others.
 
     Returns:
-        `fingerprint`, `memory_available` and `disk_free` in bytes, `reasons` in words.
+        `fingerprint`, `memory_available` and `disk_free` in bytes, `reasons` in words, and
+        `gpus`, those that would take its state.
     """
     files = WorkloadState(state, name)
     disk = os.statvfs(state.images(name))
+    inventory = read_inventory()
+    place = _on_gpus(asked, inventory)
     return {
-        "fingerprint": take_fingerprint(asked.get("probes", {})).to_json(),
+        "fingerprint": take_fingerprint(asked.get("probes", {}), inventory).to_json(),
+        "gpus": list(place.takes),
         "memory_available": _memory_available(),
         "disk_free": disk.f_bavail * disk.f_frsize,
         "reasons": [
@@ -43,8 +52,19 @@ def look(state: StateDir, name: str, asked: Mapping[str, Any]) -> dict[str, Any]
             *_of_the_workload(state, files, asked),
             *_of_its_surroundings(asked),
             *_of_the_signer(state, asked.get("signer")),
+            *place.refusals,
         ],
     }
+
+
+def _on_gpus(asked: Mapping[str, Any], inventory: Inventory) -> Place:
+    state = asked.get("gpu_state")
+    if state is None:
+        return Place()
+    reserved = [str(uuid) for uuid in asked.get("gpus_reserved", ())]
+    before = Inventory.from_json(state["inventory"])
+    environment = dict(asked["launch"].get("env") or {})
+    return place_for(before, state["holds"], inventory, environment, reserved)
 
 
 def _of_the_node(state: StateDir, run: str) -> Iterator[str]:

@@ -288,11 +288,10 @@ class _Checkpointer:
         if self.taken is None or (status != 0 and not self._ended_at_boundary(subject_)):
             lines = criu.errors(self.taken or draft)
             known = judge(lines, Where.DUMP)
-            raise CheckpointFailed(
-                self.order.workload,
-                "; ".join(lines[:5]) or f"CRIU ended with status {status} and named no error",
-                known.hint,
-            ).judged(known.name, known.retryable)
+            said = "; ".join(lines[:5]) or f"CRIU ended with status {status} and named no error"
+            raise CheckpointFailed(self.order.workload, f"{said}{known.mark}", known.hint).judged(
+                known.failure, known.retryable
+            )
 
     def _ended_at_boundary(self, subject_: Subject) -> bool:
         """Whether the original is gone and the images are the last state it had.

@@ -42,6 +42,8 @@ def inspect_workload(
     found: dict[str, Any] = {
         "running": False,
         "memory_bytes": 0,
+        "gpu_bytes": 0,
+        "gpu_state": None,
         "signer": _signer(state) if asked.get("signer") else None,
         "moved": str(moved) if moved else "",
         "why_not": "",
@@ -66,6 +68,9 @@ def inspect_workload(
     found["memory_bytes"] = processes.memory_of(running.tree)
     cuda = look_for_cuda(running.tree, inventory)
     found["gpu_bytes"] = sum(cuda.holds.values())
+    if cuda.pids:
+        whole = inventory.at_rest().to_json()
+        found["gpu_state"] = {"inventory": whole, "holds": dict(cuda.holds)}
     in_the_way = [
         *blockers.scan(running.tree, store.directory, cuda.pids, found["gpu_bytes"]),
         *cuda.blockers,

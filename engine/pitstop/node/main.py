@@ -53,8 +53,10 @@ def _parser() -> argparse.ArgumentParser:
     launch.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND")
     launch.set_defaults(handler=_launch)
 
-    rpc = commands.add_parser("rpc", help="answer one request read from stdin")
-    rpc.add_argument("--nonce", required=True)
+    rpc = commands.add_parser("rpc", help="answer what a controller asks on stdin")
+    how = rpc.add_mutually_exclusive_group(required=True)
+    how.add_argument("--session", action="store_true", help="requests until stdin ends")
+    how.add_argument("--nonce", help="one request, whose answer is framed with this")
     rpc.set_defaults(handler=_rpc)
 
     op = commands.add_parser("op", help="operations").add_subparsers(required=True)
@@ -163,6 +165,10 @@ def _launch(arguments: argparse.Namespace) -> int:
 
 
 def _rpc(arguments: argparse.Namespace) -> int:
+    if arguments.session:
+        from pitstop.node.serve import serve
+
+        return serve()
     from pitstop.node.calls import answer
     from pitstop.node.frame import wrap
 

@@ -185,8 +185,10 @@ class Restorer:
             try:
                 tree = [processes.identity(pid) for pid in saved.pids]
                 Boundary(driver, tree, limits, saved.in_turn).restore(self._gpu_map)
-            except (BoundaryFailedError, WorkloadGone) as error:
-                raise self._failure(str(error).split("; "), Where.CUDA_RESTORE) from error
+            except BoundaryFailedError as error:
+                raise self._failure(error.lines, error.where) from error
+            except WorkloadGone as error:
+                raise self._failure([str(error)], Where.CUDA_RESTORE) from error
 
     def _failure(self, lines: Sequence[str], where: Where = Where.RESTORE) -> PitstopError:
         causes = "; ".join(lines[:5]) or "CRIU failed and named no error"
@@ -195,8 +197,8 @@ class Restorer:
         left = self.checkpoint.state() is State.SEALED
         taken = left and "Address already in use" in causes
         kind = PortTaken if taken else RestoreFailed
-        error = kind(self._wanted.workload, causes, known.hint)
-        return error.judged(known.name, known.retryable if left else None)
+        error = kind(self._wanted.workload, f"{causes}{known.mark}", known.hint)
+        return error.judged(known.failure, known.retryable if left else False)
 
     def _consume(self) -> bool:
         """Use the checkpoint up: the last thing before the restored processes run."""

@@ -56,6 +56,7 @@ class Spares:
     tolerate: tuple[str, ...]
     run: str = ""
     _taken: dict[str, Room] = field(default_factory=dict)
+    _gpus: dict[str, set[str]] = field(default_factory=dict)
 
     def candidates(
         self, name: str, spec: Workload, found: Mapping[str, Any], places: Iterable[Home]
@@ -84,6 +85,8 @@ class Spares:
             "launch": plain(spec.launch),
             "signer": found.get("signer"),
             "output": f"{self.source.state_dir}/workloads/{name}",
+            "gpu_state": found["gpu_state"],
+            "gpus_reserved": sorted(self._gpus.get(home.node, ())),
         }
         try:
             said = node.call("candidate", ASK_TIMEOUT, workloads={name: question})
@@ -92,7 +95,8 @@ class Spares:
         finally:
             node.close()
         answer = said["workloads"][name]
-        held = int(found["memory_bytes"])
+        # GPU state is in host memory on its way, and in the images.
+        held = int(found["memory_bytes"]) + int(found["gpu_bytes"])
         need = Room(held, held)
         left = Room(int(answer["memory_available"]), int(answer["disk_free"]))
         taken = self._taken.get(home.node, Room(0, 0))
@@ -100,6 +104,7 @@ class Spares:
         candidate = judge(home, answer, saved, self.tolerate, need, left.without(taken))
         if candidate.fits:
             self._taken[home.node] = Room(taken.memory + need.memory, taken.disk + need.disk)
+            self._gpus.setdefault(home.node, set()).update(map(str, answer["gpus"]))
         return candidate
 
 

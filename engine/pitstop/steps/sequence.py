@@ -295,12 +295,9 @@ class Sequence:
         return said, verdict.to_json()
 
     def _why_not_saved(self, name: str) -> str:
-        """Return what failed, with its name in the failure catalogue, or what was planned."""
+        """Return what failed, which the failure catalogue may name, or what was planned."""
         failure = self._ctx.standing(Verb.CHECKPOINT, name).failure
-        if failure is None:
-            return self._ctx.workload(name).reason
-        named = f" [{failure['failure']}]" if failure.get("failure") else ""
-        return f"{failure['cause']}{named}"
+        return self._ctx.workload(name).reason if failure is None else str(failure["cause"])
 
     def _admit_all(self) -> bool:
         """Open admission of all that was drained and runs; False when one did not open."""

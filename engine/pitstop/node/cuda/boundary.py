@@ -10,9 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pitstop.decide.cuda_boundary import sets_of
+from pitstop.decide.failures import Where
 from pitstop.model.cuda import Call, CudaAnswer, CudaLimits, CudaRequest, ProcessState
 from pitstop.node.cuda.undo import Caller, Undone, bring_back
 from pitstop.node.processes import Identity
+
+WHERE = {
+    Call.LOCK: Where.CUDA_LOCK,
+    Call.CHECKPOINT: Where.CUDA_CHECKPOINT,
+    Call.RESTORE: Where.CUDA_RESTORE,
+    Call.UNLOCK: Where.CUDA_UNLOCK,
+}
+"""What the failure catalogue calls these calls."""
 
 LOCK_GRACE = 5.0
 """Seconds for the driver to say that the deadline of a lock has passed."""
@@ -23,11 +32,13 @@ class BoundaryFailedError(Exception):
 
     Attributes:
         lines: what failed, a line for each process.
+        where: at which call, for the failure catalogue.
     """
 
-    def __init__(self, lines: Sequence[str]) -> None:
+    def __init__(self, lines: Sequence[str], where: Where) -> None:
         super().__init__("; ".join(lines))
         self.lines = tuple(lines)
+        self.where = where
 
 
 class Boundary:
@@ -71,10 +82,10 @@ class Boundary:
         Raises:
             BoundaryFailedError: not all of it could be.
         """
-        self._expect(ProcessState.LOCKED)
+        self._expect(ProcessState.LOCKED, Where.CUDA_LOCK)
         requests = [CudaRequest(pid, Call.CHECKPOINT) for pid in self.pids]
         self._all(requests, self._limits.move)
-        self._expect(ProcessState.CHECKPOINTED)
+        self._expect(ProcessState.CHECKPOINTED, Where.CUDA_CHECKPOINT)
 
     def restore(self, gpu_map: Mapping[str, str]) -> None:
         """Bring all GPU state back onto the GPUs, let the processes go on, and see that they do.
@@ -85,11 +96,11 @@ class Boundary:
         Raises:
             BoundaryFailedError: not all of it could be.
         """
-        self._expect(ProcessState.CHECKPOINTED)
+        self._expect(ProcessState.CHECKPOINTED, Where.CUDA_RESTORE)
         requests = [CudaRequest(pid, Call.RESTORE, gpu_map=gpu_map) for pid in self.pids]
         self._all(requests, self._limits.move)
         self._all([CudaRequest(pid, Call.UNLOCK) for pid in self.pids], self._limits.call)
-        self._expect(ProcessState.RUNNING)
+        self._expect(ProcessState.RUNNING, Where.CUDA_UNLOCK)
 
     def undo(self) -> Undone:
         """Bring every process back to running, whatever was done before, and verify it."""
@@ -103,9 +114,9 @@ class Boundary:
             self.trace += answers
             failed = [str(answer) for answer in answers if not answer.ok]
             if failed:
-                raise BoundaryFailedError(failed)
+                raise BoundaryFailedError(failed, WHERE[some[0].call])
 
-    def _expect(self, state: ProcessState) -> None:
+    def _expect(self, state: ProcessState, where: Where) -> None:
         """See that a call has done what it says: its success is not the state."""
         answers = self._caller.ask(
             [CudaRequest(pid, Call.STATE) for pid in self.pids], self._limits.call
@@ -117,4 +128,4 @@ class Boundary:
             if answer.value != state
         ]
         if wrong:
-            raise BoundaryFailedError(wrong)
+            raise BoundaryFailedError(wrong, where)

@@ -95,8 +95,10 @@ class ParkedGpus:
             self._boundary.lock()
             self._refuse_newcomers()
             self._boundary.checkpoint()
-        except (BoundaryFailedError, DriverUnusableError) as error:
-            raise self._failed(str(error)) from error
+        except BoundaryFailedError as error:
+            raise self._failed(error.lines, error.where) from error
+        except DriverUnusableError as error:
+            raise self._failed([str(error)], Where.CUDA_LOCK) from error
 
     def saved(self, inside: Mapping[int, int]) -> CudaSaved | None:
         """Return what a manifest says of it; None without a CUDA process.
@@ -157,7 +159,7 @@ class ParkedGpus:
         among = candidates(tree)
         found, unanswered = find(self._driver, among, self._limits.call)
         if unanswered:
-            error = self._failed("; ".join(unanswered))
+            error = self._failed(unanswered, Where.CUDA_LOCK)
             if not self._parked:
                 error.hint = "; ".join(filter(None, ("it runs on, untouched", error.hint)))
             raise error
@@ -168,13 +170,14 @@ class ParkedGpus:
         found = self._find(processes.tree(self._root.pid))
         new = sorted(found - set(self.pids))
         if new:
-            raise self._failed(f"pid {new[0]} came to CUDA while the others were being locked")
+            late = f"pid {new[0]} came to CUDA while the others were being locked"
+            raise self._failed([late], Where.CUDA_LOCK)
 
-    def _failed(self, cause: str) -> CheckpointFailed:
-        # A line that names a call is of that call; the others are of what comes before any.
-        known = judge(cause.split("; "), Where.CUDA_LOCK)
-        error = CheckpointFailed(self._files.name, cause, known.hint)
-        return error.judged(known.name, known.retryable)
+    def _failed(self, lines: Sequence[str], where: Where) -> CheckpointFailed:
+        known = judge(lines, where)
+        error = CheckpointFailed(self._files.name, f"{'; '.join(lines)}{known.mark}", known.hint)
+        error.judged(known.failure, known.retryable)
+        return error
 
     def _over(self) -> None:
         clear_mark(self._files)
@@ -192,9 +195,9 @@ def end_crippled(files: WorkloadState, root: Identity, undone: Undone) -> None:
     known = judge(str(undone).split("; "), Where.CUDA_RESTORE)
     raise EndedInDump(
         files.name,
-        f"its GPU state is lost, so it was ended: {undone}",
+        f"its GPU state is lost, so it was ended: {undone}{known.mark}",
         "start it from its launch, or from an earlier checkpoint",
-    ).judged(known.name, None)
+    ).judged(known.failure, False)
 
 
 def recover(files: WorkloadState, limits: CudaLimits) -> None:

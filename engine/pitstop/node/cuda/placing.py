@@ -97,6 +97,30 @@ def _uuids(inventory: Inventory) -> list[str]:
     return [gpu.uuid.value for gpu in inventory.gpus if gpu.uuid.value is not None]
 
 
+def place_for(
+    before: Inventory,
+    holds: Mapping[str, int],
+    present: Inventory,
+    environment: Mapping[str, str],
+    reserved: Collection[str] = (),
+) -> Place:
+    """Find GPUs for the state of a workload, among those that its start may use.
+
+    Args:
+        before: as for `place`, like `holds`, `present` and `reserved`.
+        environment: of the start: `CUDA_VISIBLE_DEVICES` in it says what it may use.
+    """
+    seen = visible(
+        environment.get("CUDA_VISIBLE_DEVICES"), present.gpus, environment.get("CUDA_DEVICE_ORDER")
+    )
+    if not seen.refusals:
+        return place(before, holds, present, reserved, seen.uuids)
+    if set(holds) <= set(_uuids(present)):
+        # What cannot be resolved forbids nothing to a workload whose own GPUs are all here.
+        return place(before, holds, present, reserved)
+    return Place(refusals=seen.refusals)
+
+
 def gpu_map_here(
     checkpoint: str, saved: CudaSaved, environment: Mapping[str, str]
 ) -> Mapping[str, str]:
@@ -105,22 +129,15 @@ def gpu_map_here(
     Args:
         checkpoint: its name.
         saved: what it holds.
-        environment: of the start: `CUDA_VISIBLE_DEVICES` in it says what the workload may use.
+        environment: of the start.
 
     Raises:
         Refused: it cannot go here, or there is no room for it; nothing was touched.
     """
-    present = read_inventory()
-    seen = visible(
-        environment.get("CUDA_VISIBLE_DEVICES"), present.gpus, environment.get("CUDA_DEVICE_ORDER")
-    )
-    # What cannot be resolved forbids nothing to a workload whose own GPUs are all here.
-    unclear = bool(seen.refusals) and set(saved.holds) <= set(_uuids(present))
-    only = None if unclear else seen.uuids
-    found = place(Inventory.from_json(saved.inventory), saved.holds, present, only=only)
-    refusals = (*(() if unclear else seen.refusals), *found.refusals)
-    if refusals:
-        raise Refused(checkpoint, f"its GPU state cannot go here: {'; '.join(refusals)}")
+    before = Inventory.from_json(saved.inventory)
+    found = place_for(before, saved.holds, read_inventory(), environment)
+    if found.refusals:
+        raise Refused(checkpoint, f"its GPU state cannot go here: {'; '.join(found.refusals)}")
     return found.gpu_map
 
 

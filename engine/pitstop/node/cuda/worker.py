@@ -59,8 +59,17 @@ def _call(request: CudaRequest) -> str:
     return ""
 
 
+NOT_SUPPORTED = (
+    "CUDA_ERROR_NOT_SUPPORTED: not with what this process uses (unified memory, IPC, MIG), or not "
+    "by this driver at all"
+)
+"""In place of the binding's words, which only ever blame the driver's version."""
+
+
 def _first_sentence(problem: Exception) -> str:
     """Return an error's name and what it means; the binding adds a paragraph of advice."""
+    if isinstance(problem, RuntimeError) and "is not supported by the installed" in str(problem):
+        return NOT_SUPPORTED
     text = str(problem).strip().split("\n")[0] or type(problem).__name__
     return text.split(". ")[0][:300]
 
