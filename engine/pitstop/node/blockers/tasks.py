@@ -82,7 +82,8 @@ def namespaces(tree: Tree) -> Iterator[Blocker]:
         other = [k for k in _TOGETHER if k in inner and k in root and inner[k] != root[k]]
         if other:
             yield NAMESPACE.at(f"pid {process.pid}", f"its own: {', '.join(other)}")
-    foreign = [k for k in ("user", "time") if k in root and k in own and root[k] != own[k]]
+    # One of time is no hindrance: CRIU itself gives one to whatever it restores.
+    foreign = [k for k in ("user",) if k in root and k in own and root[k] != own[k]]
     if "mnt" in root and root["mnt"] != own.get("mnt", root["mnt"]) and not tree.below_init:
         foreign.append("mnt")
     if foreign:
