@@ -38,9 +38,10 @@ def test_moves_before_the_maintenance_and_back_after_another(two_nodes: TwoNodes
     # The plan of the second node finds it there, and its own node as where it may go.
     maintenance = rig.changes_kernel("back", SPARE)
     plan = plan_from_files(rig.site_file, maintenance)
-    assert [(w.name, w.strategy) for w in plan.workloads] == [(WORKLOAD, Strategy.MIGRATE)]
-    assert plan.workloads[0].target is not None
-    assert plan.workloads[0].target.node == NODE
+    [web] = plan.workloads
+    assert (web.name, web.strategy) == (WORKLOAD, Strategy.MIGRATE), web.reason
+    assert web.target is not None
+    assert web.target.node == NODE
     code, result = rig.run(maintenance)
     assert (code, by_name(result)[WORKLOAD]["outcome"]) == (0, "migrated"), result
     assert rig.ask_on(NODE, "/proof") == {"born": born, "count": 4}

@@ -147,7 +147,13 @@ SPEC = Workload(
 
 
 def found(memory: int, gpu: int = 0) -> dict[str, Any]:
-    return {"memory_bytes": memory * MIB, "gpu_bytes": gpu * MIB, "fingerprint": {}, "signer": "k"}
+    return {
+        "memory_bytes": memory * MIB,
+        "gpu_bytes": gpu * MIB,
+        "gpu_state": {"holds": "some"} if gpu else None,
+        "fingerprint": {},
+        "signer": "k",
+    }
 
 
 def test_several_share_the_room_of_a_node_and_the_next_best_is_asked(
@@ -161,7 +167,9 @@ def test_several_share_the_room_of_a_node_and_the_next_best_is_asked(
             [(workload, question)] = request["arguments"]["workloads"].items()
             questions.append((name, question))
             left = {"memory_available": room[name] * MIB, "disk_free": 1000 * MIB}
-            return {"workloads": {workload: {"reasons": [], "fingerprint": {}, **left}}}
+            gpus = ["GPU-1"] if question["gpu_state"] else []
+            said = {"reasons": [], "fingerprint": {}, "gpus": gpus, **left}
+            return {"workloads": {workload: said}}
 
         return RemoteNode(name, spec, FrameTransport(answer))
 
@@ -178,7 +186,8 @@ def test_several_share_the_room_of_a_node_and_the_next_best_is_asked(
     assert asked_for("b", 100) == [("gpu2", False), ("gpu3", True)]
     assert asked_for("c", 100) == [("gpu2", False), ("gpu3", False)]
     assert asked_for("d", 50) == [("gpu2", True)]
-    assert (questions[0][1]["gpus"], questions[0][1]["gpu_bytes"]) == (1, 60 * MIB)
+    on_gpu2 = [question["gpus_reserved"] for name, question in questions if name == "gpu2"]
+    assert on_gpu2 == [[], ["GPU-1"], ["GPU-1"], ["GPU-1"]], "a GPU is promised once"
 
 
 def test_node_that_cannot_be_asked_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

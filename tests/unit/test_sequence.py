@@ -12,6 +12,7 @@ import pytest
 from pitstop.decide.attempts import standing
 from pitstop.fleet import node as node_module
 from pitstop.fleet.node import RemoteNode
+from pitstop.fleet.session import Session
 from pitstop.fleet.transport import Completed, Conversation, SessionTransport
 from pitstop.journal.chain import faults
 from pitstop.model.errors import (
@@ -42,6 +43,7 @@ from pitstop.model.workload import HttpProbe, Launch, Policy, Ready, Workload
 from pitstop.node.frame import Framed, wrap
 from pitstop.steps.context import RunContext
 from pitstop.steps.execute import execute, perform
+from pitstop.steps.leases import Attention
 from pitstop.steps.runs import create_run, drive
 from pitstop.steps.sequence import Sequence as RunSequence
 
@@ -1055,3 +1057,20 @@ def test_killed_in_any_step_of_a_move_it_takes_the_same_branches(runs: Runs, kil
     result = RunSequence(ctx, performer).run()
     assert steps(performer) == [*LEAVE, *BACK_WEB, ADMITTED, *SERVICED]
     assert outcomes(result) == {"web": Outcome.MIGRATED}
+
+
+def test_lease_of_the_run_is_kept_while_it_works_on_the_target(runs: Runs) -> None:
+    """The node that the workload leaves hears of the run, whichever node works for it."""
+    ctx = runs.new(MOVES)
+    home, there = FrameTransport(), FrameTransport(lambda _: {"state": "done", "result": {}})
+    spec, order = ctx.plan.node_spec, {"run": ctx.run, "seconds": 0}
+    ctx.attention = Attention(lambda: RemoteNode(NODE, spec, home, lease=order), 0)
+    target = ctx.at("n2")
+    target._session = Session("n2", spec.engine, there)
+    target.operate("r.web.restore", "restore", {}, 10)
+    target.operate("r.web.action", "action", {}, 10)
+    assert [request["arguments"]["lease"] for request in home.asked] == [order, order]
+
+    ctx.attention = Attention(lambda: RemoteNode(NODE, spec, home, lease=order), 900)
+    ctx.attention.renew()
+    assert len(home.asked) == 2, "not more often than it has to be"

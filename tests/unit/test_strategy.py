@@ -129,3 +129,10 @@ def test_what_cannot_move_or_need_not_asks_nobody_and_never_moves(
     assert not may_move(shape, running, blockers, predicted)
     choice = choose(shape, running, "", blockers, predicted, COLD, [FITS])
     assert choice.strategy is not Strategy.MIGRATE
+
+
+def test_spares_are_of_no_use_to_what_cannot_be_saved_and_it_says_why() -> None:
+    choice = choose(Shape.SINGLE_GPU, True, "", RING, INVALID, ABORT, spares=True)
+    assert choice.strategy is Strategy.COLD_START
+    assert "driver.version: 580 -> 590" in choice.reason
+    assert RING[0] in choice.reason

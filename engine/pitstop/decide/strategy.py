@@ -36,6 +36,7 @@ def choose(
     predicted: Verdict,
     on_checkpoint_failure: OnCheckpointFailure,
     candidates: Sequence[Candidate] = (),
+    spares: bool = False,
 ) -> Choice:
     """Choose from what is known beforehand (DESIGN, section 5).
 
@@ -46,6 +47,7 @@ def choose(
         predicted: what the gate will say after the declared changes.
         on_checkpoint_failure: the workload's policy.
         candidates: other nodes that it may move to, the best first, as they were found.
+        spares: whether there are such nodes, asked or not.
     """
     if not running:
         return Choice(Strategy.LEAVE, f"it does not run: {why_not}")
@@ -56,7 +58,8 @@ def choose(
             "not there, and no part of it is touched alone",
         )
     if not predicted.valid:
-        return _elsewhere(invalid_here(predicted), blockers, candidates)
+        in_the_way = blockers if spares else ()
+        return _elsewhere(invalid_here(predicted), in_the_way, () if blockers else candidates)
     if blockers:
         found = "; ".join(blockers)
         if on_checkpoint_failure is OnCheckpointFailure.COLD_START:
@@ -76,7 +79,8 @@ def may_move(shape: Shape, running: bool, blockers: Sequence[str], predicted: Ve
 def _elsewhere(here: str, blockers: Sequence[str], candidates: Sequence[Candidate]) -> Choice:
     """Choose for a workload whose checkpoint will be invalid here."""
     if blockers:
-        return Choice(Strategy.COLD_START, here)
+        found = "; ".join(blockers)
+        return Choice(Strategy.COLD_START, f"{here}; it cannot be saved, so not be moved: {found}")
     for candidate in candidates:
         if candidate.fits:
             return Choice(

@@ -60,6 +60,9 @@ class RemoteNode:
     Args:
         lease: of the run on whose behalf it is asked (`pitstop.steps.leases.lease_order`):
             every operation that is started or waited for renews it.
+
+    Attributes:
+        meanwhile: done each time that an operation is asked for.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class RemoteNode:
         self.name = name
         self.spec = spec
         self._lease = None if lease is None else dict(lease)
+        self.meanwhile: Callable[[], None] = lambda: None
         self._transport = transport or (
             SshTransport(name, spec.ssh) if spec.ssh is not None else LocalTransport()
         )
@@ -135,6 +139,7 @@ class RemoteNode:
     ) -> dict[str, Any]:
         """Ask for an operation's status once it has ended, or after a while."""
         seconds = min(left, WAIT_SLICE)
+        self.meanwhile()
         asked = {"id": identifier, "seconds": seconds, "lease": self._lease, **arguments}
         return self._persist(lambda: self.call(call, seconds + WAIT_ANSWER, **asked), progress)
 

@@ -22,7 +22,7 @@ from pitstop.model.plan import Plan, WorkloadPlan
 from pitstop.model.site import Retry
 from pitstop.model.slurm import SlurmSpec
 from pitstop.model.words import Verb
-from pitstop.steps.leases import lease_order
+from pitstop.steps.leases import attention, lease_order
 
 Progress = Callable[[str], None]
 
@@ -52,6 +52,7 @@ class RunContext:
         self._events: tuple[Event, ...] = ()
         order = lease_order(self.plan, run, self.actor)
         self.node = node(self.plan.node, self.plan.node_spec, lease=order)
+        self.attention = attention(self.plan, order)
         self._others: dict[str, RemoteNode] = {}
         self._scheduler: Scheduler | None = None
         self._peer: RemoteNode | None = None
@@ -70,7 +71,8 @@ class RunContext:
     def at(self, name: str) -> RemoteNode:
         """A node of the plan: the run's own, or one that a workload moves to.
 
-        Such a one gets no lease of the run: the run's own node raises the alarm.
+        Such a one gets no lease of the run: the run's own node raises the alarm, and is told
+        that the run is looked after also while it works on another.
 
         Raises:
             KeyError: the plan has no such node.
@@ -79,6 +81,7 @@ class RunContext:
             return self.node
         if name not in self._others:
             self._others[name] = type(self.node)(name, self.plan.node_named(name))
+            self._others[name].meanwhile = self.attention.renew
         found = self._others[name]
         if isinstance(found, DeferringNode) and isinstance(self.node, DeferringNode):
             found.out_of_time = self.node.out_of_time

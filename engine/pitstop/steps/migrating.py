@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +29,7 @@ from pitstop.model.site import Node
 from pitstop.model.words import Strategy
 from pitstop.model.workload import Workload
 from pitstop.node.frame import unwrap
-from pitstop.steps.context import Progress, RunContext
+from pitstop.steps.context import RunContext
 from pitstop.steps.specs import plain, probes_of
 
 ASK_TIMEOUT = 90.0
@@ -234,7 +234,7 @@ def _stream(
         source.close()
         raise
     seconds = ctx.workload(subject).spec.policy.transfer_deadline
-    tell = _teller(ctx.progress, subject, there.name, size)
+    tell = _teller(ctx, subject, there.name, size)
     try:
         carried = carry(source, target, seconds, subject, tell)
     except DeadlineExceeded as error:
@@ -278,9 +278,10 @@ def _check(node: str, nonce: str, completed: Completed, said: bytes) -> None:
         raise PitstopError.from_json(answer["error"])
 
 
-def _teller(progress: Progress, subject: str, node: str, size: int) -> Any:
+def _teller(ctx: RunContext, subject: str, node: str, size: int) -> Callable[[int], None]:
     def tell(passed: int) -> None:
-        progress(f"{subject}: {passed >> 20} of {size >> 20} MiB on their way to {node}")
+        ctx.attention.renew()
+        ctx.progress(f"{subject}: {passed >> 20} of {size >> 20} MiB on their way to {node}")
 
     return tell
 

@@ -96,8 +96,9 @@ def _plan_workload(
     verdict = predicted_for(site, found, changes)
     blockers, running = tuple(found["blockers"]), bool(found["running"])
     asked: tuple[Candidate, ...] = ()
+    places = other_homes(spec, node)
     if may_move(shape, running, blockers_of(found), verdict):
-        asked = spares.candidates(name, spec, found, other_homes(spec, node))
+        asked = spares.candidates(name, spec, found, places)
     choice = choose(
         shape,
         running,
@@ -106,6 +107,7 @@ def _plan_workload(
         verdict,
         spec.policy.on_checkpoint_failure,
         asked,
+        spares=bool(places),
     )
     return WorkloadPlan(
         name=name,

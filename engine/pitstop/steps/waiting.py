@@ -11,7 +11,7 @@ from pitstop.fleet.schedulers import open_slurm
 from pitstop.model.errors import PermanentError, TemporaryError
 from pitstop.model.plan import Plan
 from pitstop.model.slurm import SlurmSpec
-from pitstop.steps.leases import lease_order
+from pitstop.steps.leases import attention, lease_order
 
 NODE_PAUSE = 1.0
 JOB_PAUSE = 10.0
@@ -30,7 +30,9 @@ class Waiter:
     def __init__(self, plan: Plan, run: str, who: str) -> None:
         self._plan = plan
         self._others: dict[str, RemoteNode] = {}
-        self.node = RemoteNode(plan.node, plan.node_spec, lease=lease_order(plan, run, who))
+        order = lease_order(plan, run, who)
+        self.node = RemoteNode(plan.node, plan.node_spec, lease=order)
+        self._attention = attention(plan, order)
         self._scheduler: JobScheduler | None = None
 
     def poll(self, wait: Mapping[str, Any], seconds: float) -> bool:
@@ -63,6 +65,7 @@ class Waiter:
         """The node that works: the run's own, or one that a workload moves to."""
         if name in ("", self._plan.node):
             return self.node
+        self._attention.renew()
         if name not in self._others:
             self._others[name] = RemoteNode(name, self._plan.node_named(name))
         return self._others[name]
