@@ -26,6 +26,7 @@ from pitstop.node import processes
 from pitstop.steps.by_hand import start_by_hand
 from pitstop.steps.files import load_site
 from pitstop.steps.runs import open_run
+from tests.rigs.branches import assert_branches
 from tests.rigs.gpus import DEFAULT, EmulatedGpus, build
 from tests.rigs.http_client import get
 from tests.rigs.lab import MakeLab
@@ -105,7 +106,11 @@ class GpuNodes(SiteRig):
 
 
 def assert_moved_at_one_boundary(rig: GpuNodes, run: str, before: list[bytes]) -> None:
-    """`llm` runs on with its content on the GPUs of the other node; `alone` began anew."""
+    """`llm` runs on with its content on the GPUs of the other node; `alone` began anew.
+
+    The same under every front end.
+    """
+    assert_branches(rig, run, "driver upgraded")
     assert rig.memory(SPARE) == before
     assert rig.uuids(SPARE) == set(rig.machines[SPARE].uuids)
     assert [rank["gpus"][0]["counter"] for rank in rig.look(SPARE)] == [3] * 8

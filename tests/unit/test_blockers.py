@@ -169,8 +169,10 @@ def test_namespaces() -> None:
     assert blocker.what == "a nested namespace"
     assert blocker.where == "pid 71"
     assert "net" in blocker.why
-    facts = replace(facts, processes=(replace(root, namespaces={"mnt": "n", "time": "u"}),))
+    facts = replace(facts, processes=(replace(root, namespaces={"mnt": "n"}),))
     assert kinds(facts) == ["a foreign namespace"]
+    restored = replace(facts, processes=(replace(root, namespaces={"mnt": "m", "time": "u"}),))
+    assert kinds(restored) == [], "CRIU gives a time of its own to what it restores"
     launched = replace(facts, processes=(replace(root, namespaces={"mnt": "n"}),), below_init=True)
     assert kinds(launched) == []
 

@@ -98,6 +98,13 @@ def test_an_unknown_code_is_unexpected_and_not_retryable(data: dict[str, str]) -
 def test_retryable_of_a_message_is_not_believed() -> None:
     """What may be tried again follows from the class on this side."""
     assert PitstopError.from_json({"code": "refused", "retryable": True}).retryable is False
+    assert PitstopError.from_json({"code": "busy", "retryable": False}).retryable is True
+
+
+@pytest.mark.parametrize("code", ["refused", "bad_input", "not_drained"])
+def test_a_refusal_is_never_tried_again(code: str) -> None:
+    data = {"code": code, "failure": "cuda-busy", "retryable": True}
+    assert PitstopError.from_json(data).retryable is False
 
 
 @pytest.mark.parametrize("retryable", [True, False])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pitstop.decide.failures import CATALOGUE, Action, Where, classify, hint_of, judge
+from pitstop.decide.failures import CATALOGUE, Action, Known, Where, classify, hint_of, judge
 
 # Lines as the programs print them, with names and numbers of our own.
 SAID = {
@@ -82,6 +82,76 @@ SAID = {
     ("gpu-needs-reset", "kernel"): "NVRM: Xid (PCI:0000:4f:00): 94, pid=9, Contained ECC error",
     ("application-fault", "kernel"): "NVRM: Xid (PCI:0000:4f:00): 13, pid=9, Graphics Exception",
     ("module-in-use", "kernel"): "rmmod: ERROR: Module nvidia_drm is in use",
+    (
+        "foreign-session",
+        "dump",
+    ): "The root process 12 is not a session leader. Consider using --shell-job option",
+    ("no-memory", "restore"): "Can't mmap section: Cannot allocate memory",
+    ("cuda-lock-unanswered", "cuda-lock"): "CUDA lock of pid 123: no answer within 65 s",
+    ("cuda-newcomer", "cuda-lock"): "pid 9 came to CUDA while the others were being locked",
+    (
+        "cuda-not-initialised",
+        "cuda-lock",
+    ): "CUDA lock of pid 9: CUDA_ERROR_NOT_INITIALIZED: not yet",
+    ("cuda-no-process", "cuda-lock"): "CUDA lock of pid 9: CUDA_ERROR_INVALID_VALUE: out of range",
+    ("cuda-out-of-turn", "cuda-checkpoint"): "pid 5 is running, not locked",
+    (
+        "cuda-checkpoint-unanswered",
+        "cuda-checkpoint",
+    ): "CUDA checkpoint of pid 123: no answer within 600 s",
+    (
+        "cuda-stuck",
+        "cuda-restore",
+    ): "CUDA restore of pid 7: CUDA_ERROR_OPERATING_SYSTEM: a call failed",
+    (
+        "cuda-restore-invalid",
+        "cuda-restore",
+    ): "CUDA restore of pid 7: CUDA_ERROR_INVALID_VALUE: out of range",
+    (
+        "cuda-restore-unsupported",
+        "cuda-restore",
+    ): "CUDA restore of pid 7: CUDA_ERROR_NOT_SUPPORTED: not there",
+    ("cuda-restore-unanswered", "cuda-restore"): "CUDA unlock of pid 7: no answer within 30 s",
+    (
+        "cuda-state-failed",
+        "cuda-restore",
+    ): "pid 5: the driver gave it up (state failed): its GPU memory is lost",
+    (
+        "cuda-caller-died",
+        "cuda-restore",
+    ): "CUDA restore of pid 7: the driver ended the process that called it (signal 11)",
+    ("cuda-not-permitted", "cuda-lock"): "CUDA lock of pid 7: CUDA_ERROR_NOT_PERMITTED: no",
+    ("no-gpu", "cuda-lock"): "the CUDA driver cannot be used: CUDA_ERROR_NO_DEVICE: none",
+    (
+        "gpu-memory-broken",
+        "cuda-checkpoint",
+    ): "CUDA checkpoint of pid 7: CUDA_ERROR_ECC_UNCORRECTABLE: broken",
+    (
+        "cuda-context-broken",
+        "cuda-checkpoint",
+    ): "CUDA checkpoint of pid 7: CUDA_ERROR_ILLEGAL_ADDRESS: of a kernel",
+    ("cuda-unknown", "cuda-checkpoint"): "CUDA checkpoint of pid 7: CUDA_ERROR_UNKNOWN: unknown",
+    (
+        "host-memory-registration",
+        "serving",
+    ): "terminate: cudaHostUnregister failed: cudaErrorHostMemoryNotRegistered",
+    (
+        "stale-gpu-identity",
+        "serving",
+    ): "gpu2:7:9 [0] NCCL WARN nvmlDeviceGetHandleByPciBusId() failed: Not Found",
+    (
+        "driver-mismatch",
+        "cuda-lock",
+    ): "the CUDA driver cannot be used: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH: two versions",
+    ("driver-mismatch", "nvml"): "Failed to initialize NVML: Driver/library version mismatch",
+    ("driver-not-loaded", "nvml"): "Driver Not Loaded",
+    ("gpu-access-lost", "nvml"): "Failed to initialize NVML: Unknown Error",
+    ("reset-refused", "nvml"): "GPU 00000000:18:00.0 could not be reset: In use by another client",
+    ("gpu-probe-failed", "kernel"): "NVRM: The NVIDIA probe routine failed for 1 device(s).",
+    (
+        "driver-crashed-program",
+        "kernel",
+    ): "python[77]: segfault at 18 ip 00007f00 sp 00007ffd error 4 in libcuda.so.610.57.04[7f00+1]",
 }
 
 
@@ -99,10 +169,10 @@ def test_every_entry_has_a_line_it_was_made_for() -> None:
 
 
 @pytest.mark.parametrize("known", CATALOGUE, ids=lambda known: known.name)
-def test_an_entry_says_what_to_do(known: object) -> None:
-    assert re.compile(known.pattern)  # type: ignore[attr-defined]
-    assert known.cause and known.way and known.references  # type: ignore[attr-defined]
-    assert known.where  # type: ignore[attr-defined]
+def test_an_entry_says_what_to_do(known: Known) -> None:
+    assert re.compile(known.pattern)
+    assert known.cause and known.way and known.references
+    assert known.where
 
 
 def test_the_same_words_mean_another_thing_elsewhere() -> None:
@@ -141,13 +211,90 @@ def test_what_is_unknown_is_not_guessed(lines: list[str], where: Where) -> None:
     assert hint_of(["something new", "Restoring FAILED."], where) == ""
 
 
-def test_what_serves_well_is_no_failure() -> None:
-    """Warnings of a restored workload's own: whether it answers as before decides."""
-    lines = ["[rank0]: Failed to check the should-dump flag on TCPStore: Broken pipe"]
-    assert classify(lines, Where.RESTORE) == ()
+@pytest.mark.parametrize(
+    ("line", "meanings"),
+    [
+        (
+            "CUDA checkpoint of pid 7: CUDA_ERROR_OUT_OF_MEMORY: no room",
+            {"cuda-lock": "", "cuda-checkpoint": "cuda-no-host-memory"}
+            | {"cuda-restore": "cuda-no-gpu-memory"},
+        ),
+        ("CUDA_ERROR_NOT_READY: x", {"cuda-lock": "cuda-busy", "cuda-checkpoint": ""}),
+        (
+            "CUDA_ERROR_INVALID_VALUE: x",
+            {"cuda-lock": "cuda-no-process", "cuda-restore": "cuda-restore-invalid"},
+        ),
+        (
+            "CUDA_ERROR_ILLEGAL_STATE: x",
+            {"cuda-lock": "cuda-out-of-turn", "cuda-unlock": "cuda-stuck"},
+        ),
+        (
+            "pid 5 is locked, not checkpointed",
+            {"cuda-checkpoint": "cuda-out-of-turn", "cuda-unlock": ""},
+        ),
+    ],
+)
+def test_cuda_means_another_thing_at_each_call(line: str, meanings: dict[str, str]) -> None:
+    for where, name in meanings.items():
+        assert judge([line], Where(where)).failure == name
 
 
-def test_the_page_has_every_entry() -> None:
+def test_the_machines_fault_and_the_programs_are_told_apart() -> None:
+    lines = """\
+[   90.1] NVRM: The NVIDIA GPU 0000:5d:00.0
+          NVRM: (PCI ID: 10de:2330) installed in this system has
+          NVRM: fallen off the bus and is not responding to commands.
+[  190.0] NVRM: Xid (PCI:0000:9a:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off
+[  190.1] NVRM: Xid (PCI:0000:18:00): 13, Graphics Exception: Shader Program Header 11 Error
+"""
+    found = classify(lines.splitlines(), Where.KERNEL)
+    assert {known.name: known.unfit for known in found} == {
+        "fell-off-the-bus": True,
+        "application-fault": False,
+    }
+    for number in (48, 63, 64, 74, 79, 94, 95, 119, 120):
+        [known] = classify([f"NVRM: Xid (PCI:0000:18:00): {number}, pid=1, x"], Where.KERNEL)
+        assert known.unfit, number
+    for number in (13, 31, 43, 45):
+        [known] = classify([f"NVRM: Xid (PCI:0000:18:00): {number}, pid=1, x"], Where.KERNEL)
+        assert not known.unfit, number
+
+
+@pytest.mark.parametrize("where", Where)
+@pytest.mark.parametrize(
+    "line",
+    [
+        # Warnings of a restored workload's own: whether it answers as before decides.
+        "Restore finished successfully. Tasks resumed.",
+        "[rank0]:[W324 03:00:07 ProcessGroupNCCL.cpp:17] Failed to check the should-dump flag on "
+        "TCPStore: Broken pipe",
+        "[rank0]:[W324 03:00:08 TCPStore.cpp:10] sendBytes failed on SocketImpl(fd=4): Broken pipe",
+        "app: Connection reset by peer",
+        # CRIU's own, on a way that went well.
+        "cuda_plugin: pausing devices on pid 41",
+        "cuda_plugin: finished cuda_plugin stage 0 err 0",
+        "inet: Restore: family 2 type 1 proto 6 port 8000",
+        "Collected anon_inode:[eventfd]",
+        "Opening ghost file 0x3 for data/x",
+        # The kernel's, of a driver that is well.
+        "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.126.09",
+        "nvidia-nvlink: Nvlink Core is being initialized, major device number 511",
+        "python[7]: segfault at 18 ip 00007f00 sp 00007ffd error 4 in libc.so.6[7f00+1]",
+        # Numbers that only begin like others.
+        "NVRM: Xid (PCI:0000:18:00): 790, pid=1, x",
+        "CUDA lock of pid 7: done",
+        "CUDA state of pid 7: running",
+    ],
+)
+def test_what_means_nothing(line: str, where: Where) -> None:
+    assert classify([line], where) == ()
+
+
+def test_the_page_is_the_data() -> None:
     page = (Path(__file__).parents[2] / "docs" / "failures.md").read_text()
-    for known in CATALOGUE:
-        assert f"`{known.name}`" in page
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    assert rows == [
+        f"| `{k.name}` | {', '.join(k.where)} | {k.cause} | {k.action}{' (unfit)' * k.unfit} "
+        f"| {k.way} | {', '.join(k.references)} |"
+        for k in CATALOGUE
+    ]

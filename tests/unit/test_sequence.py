@@ -109,7 +109,9 @@ MOVES = workload("web", Strategy.MIGRATE)
 def make_plan(*workloads: WorkloadPlan) -> Plan:
     return Plan(
         site="lab",
-        policy=SitePolicy(retries={Verb.DRAIN: Retry(count=1, delay=0)}),
+        policy=SitePolicy(
+            retries=dict.fromkeys((Verb.DRAIN, Verb.CHECKPOINT), Retry(count=1, delay=0))
+        ),
         title="t",
         reason="",
         node=NODE,
@@ -850,6 +852,64 @@ def test_finished_and_failed_steps_are_not_executed_again(runs: Runs) -> None:
         with pytest.raises(Refused, match="no"):
             perform(ctx, Verb.DRAIN, "batch")
     assert len(transport.asked) == 1
+
+
+LOCKED_TOO_LATE = CheckpointFailed(
+    "web", "CUDA lock of pid 7: CUDA_ERROR_NOT_READY: This [cuda-busy]", "the workload runs on"
+).judged("cuda-busy", True)
+WITH_RING = CheckpointFailed("web", "Unknown shit 600 (anon_inode:[io_uring]) [io-uring]").judged(
+    "io-uring", False
+)
+UNKNOWN = CheckpointFailed("web", "something new")
+SAVED = RESULTS[Verb.CHECKPOINT]
+
+
+@pytest.mark.parametrize(
+    ("answers", "attempts", "after"),
+    [
+        ([LOCKED_TOO_LATE, SAVED], 2, "maintain n1"),
+        ([LOCKED_TOO_LATE, LOCKED_TOO_LATE], 2, "stop web"),
+        ([LOCKED_TOO_LATE, WITH_RING], 2, "stop web"),
+        ([WITH_RING], 1, "stop web"),
+        ([UNKNOWN], 1, "stop web"),
+    ],
+)
+def test_what_failed_says_whether_a_checkpoint_is_tried_again(
+    runs: Runs, answers: list[CheckpointFailed | dict[str, Any]], attempts: int, after: str
+) -> None:
+    ctx = runs.new(workload("web", Strategy.RESTORE, "cold-start"))
+    left = iter(answers)
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        if request["call"] != "op.start":
+            return {"state": "unknown"}
+        came = next(left)
+        if isinstance(came, CheckpointFailed):
+            return {"state": "failed", "error": came.to_json()}
+        return {"state": "done", "result": came}
+
+    transport = FrameTransport(answer)
+    ctx.node = RemoteNode(NODE, ctx.plan.node_spec, transport)
+    scripted = Performer(ctx, {})
+
+    def performer(verb: Verb, subject: str) -> dict[str, Any]:
+        return perform(ctx, verb, subject) if verb is Verb.CHECKPOINT else scripted(verb, subject)
+
+    result = RunSequence(ctx, performer).run()
+    assert started_ids(transport) == [f"{ctx.run}.web.checkpoint.{n + 1}" for n in range(attempts)]
+    assert result.state == "done"
+    assert steps(scripted)[2] == after
+    last = answers[-1]
+    if isinstance(last, CheckpointFailed):
+        # With no try left its policy is followed, and the record names what failed.
+        assert last.cause in cause(result)
+        assert last.failure in cause(result)
+        failures = [e.data["error"] for e in ctx.events() if e.kind == "step.failed"]
+        assert [f.get("failure") for f in failures] == [
+            a.failure or None for a in answers if isinstance(a, CheckpointFailed)
+        ]
+        recorded = ctx.standing(Verb.CHECKPOINT, "web").failure
+        assert recorded == last.to_json()
 
 
 def test_bug_in_a_step_is_recorded_as_one(runs: Runs) -> None:

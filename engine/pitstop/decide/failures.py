@@ -14,7 +14,10 @@ from enum import StrEnum
 
 
 class Where(StrEnum):
-    """At what a line was said."""
+    """At what a line was said.
+
+    `dump` and `restore` are CRIU's; `serving` is the workload's own output after a restore.
+    """
 
     DUMP = "dump"
     RESTORE = "restore"
@@ -22,6 +25,7 @@ class Where(StrEnum):
     CUDA_CHECKPOINT = "cuda-checkpoint"
     CUDA_RESTORE = "cuda-restore"
     CUDA_UNLOCK = "cuda-unlock"
+    SERVING = "serving"
     NVML = "nvml"
     KERNEL = "kernel"
 
@@ -50,6 +54,7 @@ class Known:
         cause: in words.
         way: what a person can do.
         references: where it was reported or is documented.
+        unfit: the machine is at fault, so its node is not fit for service until it is mended.
     """
 
     name: str
@@ -59,6 +64,7 @@ class Known:
     action: Action
     way: str
     references: tuple[str, ...]
+    unfit: bool = False
 
     def says(self, line: str) -> bool:
         """Tell whether a line is of this failure."""
@@ -108,7 +114,7 @@ CATALOGUE: tuple[Known, ...] = (
     Known(
         "cuda-plugin-missing",
         _DUMP,
-        r"handle_device_vma plugin failed",
+        r"(handle_device_vma plugin failed|Can't handle non-regular mapping on \d+'s map)",
         "GPU memory is mapped, and nobody has taken it off the GPU before the dump",
         Action.FIX,
         "CUDA state has to be checkpointed first; with CRIU's plugin: is it found, and the driver "
@@ -145,7 +151,8 @@ CATALOGUE: tuple[Known, ...] = (
     Known(
         "nvidia-mounts",
         _DUMP,
-        r"Mount \d+ \S*proc/driver/nvidia\S* .*(unreachable sharing|proper root mount)",
+        r"(Mount \d+ \S*proc/driver/nvidia\S* .*(unreachable sharing|proper root mount)"
+        r"|Sharing group \(\d+, \d+\) has unreachable sharing)",
         "the NVIDIA container runtime has mounted files that CRIU takes for a foreign tree",
         Action.FIX,
         "--enable-external-masters and --external mnt[] for them",
@@ -308,11 +315,13 @@ CATALOGUE: tuple[Known, ...] = (
     Known(
         "driver-mismatch",
         (*_BOTH, *_CUDA, Where.NVML, Where.KERNEL),
-        r"(?i)(driver/library|NVML/RM) version mismatch|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+        r"(?i)(driver/library|NVML/RM) version mismatch|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
+        r"|API mismatch: the client has the version",
         "the installed driver is not the one that the kernel runs",
         Action.FIX,
         "reboot, or load the new module; until then nothing is saved or restored there",
         ("nvidia-smi(1)",),
+        unfit=True,
     ),
     Known(
         "fell-off-the-bus",
@@ -322,6 +331,7 @@ CATALOGUE: tuple[Known, ...] = (
         Action.OTHER,
         "reboot the node, and see that the GPU is back; else it needs hands",
         ("NVIDIA: Xid Errors, 79",),
+        unfit=True,
     ),
     Known(
         "module-in-use",
@@ -362,7 +372,7 @@ CATALOGUE: tuple[Known, ...] = (
     Known(
         "socket-leads-outside",
         _DUMP,
-        r"unix: External socket is used",
+        r"unix: (External socket is used|Can't dump (half of stream|name-less external))",
         "the other end of a UNIX socket is held by a process outside",
         Action.OTHER,
         "let the connection end first, or configure the program without it",
@@ -425,7 +435,7 @@ CATALOGUE: tuple[Known, ...] = (
     Known(
         "file-on-no-mount",
         _DUMP,
-        r"Can't lookup mount=\d+ for fd=",
+        r"Can't lookup mount=-?\d+ for fd=",
         "an open file lies on a mount that its namespace does not show, or is a message queue",
         Action.OTHER,
         "close it before; else start it cold",
@@ -471,7 +481,7 @@ CATALOGUE: tuple[Known, ...] = (
     Known(
         "cuda-stuck",
         (*_LOAD, Where.CUDA_UNLOCK),
-        r"CUDA_ERROR_(OPERATING_SYSTEM|ILLEGAL_STATE)\b",
+        r"CUDA_ERROR_(OPERATING_SYSTEM|ILLEGAL_STATE)\b|pid \d+ is checkpointed, not running",
         "an earlier restore failed, and the process stays as it is for ever",
         Action.COLD_START,
         "end it",
@@ -489,7 +499,7 @@ CATALOGUE: tuple[Known, ...] = (
     Known(
         "cuda-out-of-turn",
         _SAVE,
-        r"CUDA_ERROR_ILLEGAL_STATE\b",
+        r"CUDA_ERROR_ILLEGAL_STATE\b|pid \d+ is (running|locked), not (locked|checkpointed)",
         "the process is not in the state that this call needs: somebody else has locked it",
         Action.FIX,
         "unlock it, and look whether it runs",
@@ -503,6 +513,7 @@ CATALOGUE: tuple[Known, ...] = (
         Action.FIX,
         "install and start the fabric manager of the driver's version",
         ("gpu-operator#544",),
+        unfit=True,
     ),
     Known(
         "gpu-lost",
@@ -512,33 +523,258 @@ CATALOGUE: tuple[Known, ...] = (
         Action.OTHER,
         "reboot the node, and see that the GPU is back; else it needs hands",
         ("nvitop#139",),
+        unfit=True,
     ),
     Known(
         "gpu-hardware",
         _KERNEL,
-        r"Xid \(PCI:[0-9a-fA-F:.]+\): (48|64|74|95|119|120)\b",
+        r"Xid \(PCI:[0-9a-fA-F:.]+\): (48|6[124]|74|92|95|119|12[023]|14[03459])\b",
         "the kernel reports an error of a GPU itself: memory, NVLink or its processor",
         Action.OTHER,
         "reset the GPU or reboot; if it comes again, it needs hands",
         ("NVIDIA: Xid Errors",),
+        unfit=True,
     ),
     Known(
         "gpu-needs-reset",
         _KERNEL,
-        r"Xid \(PCI:[0-9a-fA-F:.]+\): (63|94)\b",
+        r"Xid \(PCI:[0-9a-fA-F:.]+\): (63|94|154)\b",
         "an error in the memory of a GPU was contained or mapped away",
         Action.FIX,
         "reset the GPU while nothing runs on it",
-        ("NVIDIA: Xid Errors, 63 and 94",),
+        ("NVIDIA: Xid Errors, 63, 94 and 154",),
+        unfit=True,
     ),
     Known(
         "application-fault",
         _KERNEL,
-        r"Xid \(PCI:[0-9a-fA-F:.]+\): (13|31|43|45)\b",
+        r"Xid \(PCI:[0-9a-fA-F:.]+\): (13|31|43|45|68|69)\b",
         "a program did wrong on a GPU, or was ended there; the GPU itself is well",
         Action.RETRY,
         "nothing has to be done to the node",
         ("NVIDIA: Xid Errors, 13, 31, 43 and 45",),
+    ),
+    Known(
+        "foreign-session",
+        _DUMP,
+        r"(is not a session leader\. Consider using --shell-job|session leader of \d+\(\d+\) is "
+        r"outside|Found dangling tty)",
+        "its session or terminal belongs to somebody outside of the workload",
+        Action.OTHER,
+        "start it through the launcher",
+        ("criu.org: What cannot be checkpointed", "criu: Documentation/criu.txt, --shell-job"),
+    ),
+    Known(
+        "no-memory",
+        _BOTH,
+        r"Cannot allocate memory",
+        "this machine or the job's cgroup has no memory left",
+        Action.FIX,
+        "more memory (memory.max of the cgroup), or fewer neighbours",
+        ("cuda-checkpoint: README", "cgroups(7)"),
+    ),
+    Known(
+        "cuda-lock-unanswered",
+        _LOCK,
+        r"CUDA lock of pid \d+: no answer within",
+        "the driver did not answer, as when ranks wait for each other in a collective",
+        Action.RETRY,
+        "drain it first, so that no collective is under way",
+        ("cuda-checkpoint#30",),
+    ),
+    Known(
+        "cuda-newcomer",
+        _LOCK,
+        r"came to CUDA while the others were being locked",
+        "a process began to use CUDA while the others were being locked: a part is never saved",
+        Action.RETRY,
+        "once the workload has started up",
+        ("cuda-checkpoint#47",),
+    ),
+    Known(
+        "cuda-not-initialised",
+        _SAVE,
+        r"CUDA_ERROR_NOT_INITIALIZED",
+        "the process is only about to begin with CUDA",
+        Action.RETRY,
+        "once the workload has started up",
+        ("CUDA Driver API: CUresult, 3",),
+    ),
+    Known(
+        "cuda-no-process",
+        _SAVE,
+        r"CUDA_ERROR_INVALID_VALUE",
+        "the driver knows no CUDA process of that number: it ended, or it is counted otherwise in "
+        "its container",
+        Action.OTHER,
+        "see that it runs, and start pitstop-node launch inside of the container",
+        ("CUDA Driver API: cuCheckpointProcessLock", "cuda-checkpoint#22"),
+    ),
+    Known(
+        "cuda-checkpoint-unanswered",
+        (Where.CUDA_CHECKPOINT,),
+        r"CUDA checkpoint of pid \d+: no answer within",
+        "the memory of the GPU was not in the host's in time",
+        Action.FIX,
+        "a longer time for it, in proportion to the memory in use",
+        ("cuda-checkpoint#29",),
+    ),
+    Known(
+        "cuda-restore-invalid",
+        _LOAD,
+        r"CUDA_ERROR_INVALID_VALUE",
+        "the process was saved without the others of its group, or the GPUs do not fit those "
+        "it had",
+        Action.COLD_START,
+        "save all CUDA processes at one boundary; every GPU of the node in the map",
+        ("cuda-checkpoint#47", "cuda.core: checkpoint.Process.restore"),
+    ),
+    Known(
+        "cuda-restore-unsupported",
+        _LOAD,
+        r"CUDA_ERROR_NOT_SUPPORTED",
+        "the state cannot go to this GPU: it has to be of the same model",
+        Action.COLD_START,
+        "a node with the same GPU model and driver",
+        ("cuda-checkpoint#18",),
+    ),
+    Known(
+        "cuda-restore-unanswered",
+        (*_LOAD, Where.CUDA_UNLOCK),
+        r"CUDA (restore|unlock) of pid \d+: no answer within",
+        "the memory did not come back to the GPU in time",
+        Action.COLD_START,
+        "a longer time for it at the next checkpoint (its limits come from there)",
+        ("cuda-checkpoint#29",),
+    ),
+    Known(
+        "cuda-state-failed",
+        _CUDA,
+        r"(state failed\)|pid \d+ is failed, not)",
+        "the driver has given the process up: its GPU memory is lost",
+        Action.COLD_START,
+        "start it anew; another driver version before the next try",
+        ("cuda.core: checkpoint.Process.state", "cuda-checkpoint: README"),
+    ),
+    Known(
+        "cuda-caller-died",
+        _CUDA,
+        r"the driver ended the process that called it",
+        "the driver crashed in the call",
+        Action.OTHER,
+        "another driver version",
+        ("cuda-checkpoint#58",),
+    ),
+    Known(
+        "cuda-not-permitted",
+        _CUDA,
+        r"CUDA_ERROR_NOT_PERMITTED",
+        "whoever calls may not work on that process",
+        Action.FIX,
+        "root, or CAP_SYS_PTRACE for pitstop-node",
+        ("cuda-checkpoint#6",),
+    ),
+    Known(
+        "no-gpu",
+        _CUDA,
+        r"CUDA_ERROR_NO_DEVICE",
+        "the driver sees no GPU",
+        Action.OTHER,
+        "see pitstop doctor; the kernel log says whether one is lost",
+        ("CUDA Driver API: CUresult, 100",),
+    ),
+    Known(
+        "gpu-memory-broken",
+        _CUDA,
+        r"CUDA_ERROR_ECC_UNCORRECTABLE",
+        "memory of the GPU is broken",
+        Action.OTHER,
+        "reset the GPU; if it comes again it has to be replaced",
+        ("CUDA Driver API: CUresult, 214",),
+        unfit=True,
+    ),
+    Known(
+        "cuda-context-broken",
+        _CUDA,
+        r"CUDA_ERROR_(ILLEGAL_ADDRESS|LAUNCH_FAILED|ASSERT|ILLEGAL_INSTRUCTION)\b",
+        "a fault of the program itself has left its CUDA context unusable",
+        Action.COLD_START,
+        "it has to be started anew, whatever is done to the node",
+        ("CUDA Driver API: CUresult, 700 and 719",),
+    ),
+    Known(
+        "cuda-unknown",
+        _CUDA,
+        r"CUDA_ERROR_UNKNOWN",
+        "the driver does not say what is wrong",
+        Action.OTHER,
+        "the kernel log (NVRM, Xid) may say more",
+        ("CUDA Driver API: CUresult, 999",),
+    ),
+    Known(
+        "host-memory-registration",
+        (Where.SERVING,),
+        r"(cudaHostUnregister\b.*(fail|error)|cudaErrorHostMemoryNotRegistered)",
+        "memory that was registered with CUDA is not registered any more after a restore",
+        Action.OTHER,
+        "application-level checkpoints for this engine; else start it cold",
+        ("nvsnap: PDF-BENCH-RESULTS.md",),
+    ),
+    Known(
+        "stale-gpu-identity",
+        (Where.SERVING,),
+        r"nvmlDeviceGetHandleByPciBusId\w*\(?.*\)? failed",
+        "NCCL or NVML remember the place of the GPU on another node",
+        Action.OTHER,
+        "restore where it was saved, or start it cold elsewhere",
+        ("cuda-checkpoint#48", "nccl#2348"),
+    ),
+    Known(
+        "driver-not-loaded",
+        (Where.NVML,),
+        r"(?i)driver not loaded|couldn't communicate with the NVIDIA driver",
+        "the kernel runs no driver",
+        Action.FIX,
+        "modprobe nvidia; after a new kernel the module has to be built for it",
+        ("NVML: nvmlReturn_t, 9",),
+        unfit=True,
+    ),
+    Known(
+        "gpu-access-lost",
+        (Where.NVML,),
+        r"Failed to initialize NVML: (Unknown Error|Insufficient Permissions)",
+        "the container may not open the devices any more, as after a systemd daemon-reload",
+        Action.FIX,
+        "give it the devices again: start it anew; name them in its cgroup's rules",
+        ("nvidia-container-toolkit#48",),
+    ),
+    Known(
+        "reset-refused",
+        (Where.NVML,),
+        r"(?i)in use by another client",
+        "something holds the GPU open, so it cannot be reset",
+        Action.FIX,
+        "stop nvidia-persistenced, DCGM and exporters first",
+        ("NVSentinel#1690", "gpu-operator#118"),
+    ),
+    Known(
+        "gpu-probe-failed",
+        _KERNEL,
+        r"(NVRM: The NVIDIA probe routine failed|NVRM: .*RmInitAdapter failed)",
+        "the driver could not take a GPU into service",
+        Action.OTHER,
+        "reboot the node, and see that the GPU is back; else it needs hands",
+        ("NVSentinel#155",),
+        unfit=True,
+    ),
+    Known(
+        "driver-crashed-program",
+        _KERNEL,
+        r"segfault at .* in libcuda\.so",
+        "the driver's library has crashed a program; a lock was seen to do so",
+        Action.OTHER,
+        "another driver version; start the program anew",
+        ("cuda-checkpoint#58",),
     ),
 )
 

@@ -91,12 +91,15 @@ class PitstopError(Exception):
     def from_json(data: dict[str, Any]) -> PitstopError:
         """Rebuild an error; an unknown code (a newer node) becomes `Unexpected`.
 
-        What may be tried again is believed only of a known failure: its node knows it.
+        What may be tried again is believed only of a known failure: its node knows it. A refusal
+        stays one.
         """
         kind = PitstopError.registry.get(str(data.get("code")), Unexpected)
         error = kind(
             str(data.get("subject", "?")), str(data.get("cause", "?")), str(data.get("hint", ""))
         )
+        if not isinstance(error, TemporaryError | PermanentError):
+            return error
         return error.judged(str(data.get("failure", "")), data.get("retryable") is True)
 
 

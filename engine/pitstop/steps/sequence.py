@@ -283,16 +283,21 @@ class Sequence:
         except PitstopError as error:
             if saved:
                 raise  # a checkpoint of which nothing is known is kept
-            return f"it was not saved: {self._ctx.workload(name).reason}; no verdict: {error}", None
+            return f"it was not saved: {self._why_not_saved(name)}; no verdict: {error}", None
         said = "; ".join(str(d) for d in verdict.invalid)
         if not saved:
-            said = said or f"it was not saved: {self._ctx.workload(name).reason}"
+            said = said or f"it was not saved: {self._why_not_saved(name)}"
         elif verdict.valid:
             try:
                 self._perform(Verb.RESTORE, name)
             except PitstopError as error:
                 said = f"the restore failed: {error}"
         return said, verdict.to_json()
+
+    def _why_not_saved(self, name: str) -> str:
+        """Return what failed, which the failure catalogue may name, or what was planned."""
+        failure = self._ctx.standing(Verb.CHECKPOINT, name).failure
+        return self._ctx.workload(name).reason if failure is None else str(failure["cause"])
 
     def _admit_all(self) -> bool:
         """Open admission of all that was drained and runs; False when one did not open."""

@@ -192,11 +192,12 @@ def end_crippled(files: WorkloadState, root: Identity, undone: Undone) -> None:
         EndedInDump: always; with what was lost.
     """
     end_tree(files, root)
+    known = judge(str(undone).split("; "), Where.CUDA_RESTORE)
     raise EndedInDump(
         files.name,
-        f"its GPU state is lost, so it was ended: {undone}",
+        f"its GPU state is lost, so it was ended: {undone}{known.mark}",
         "start it from its launch, or from an earlier checkpoint",
-    )
+    ).judged(known.failure, False)
 
 
 def recover(files: WorkloadState, limits: CudaLimits) -> None:
