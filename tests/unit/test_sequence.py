@@ -44,6 +44,7 @@ from pitstop.node.frame import Framed, wrap
 from pitstop.steps.context import RunContext
 from pitstop.steps.execute import execute, perform
 from pitstop.steps.leases import Attention
+from pitstop.steps.migrating import take_back
 from pitstop.steps.runs import create_run, drive
 from pitstop.steps.sequence import Sequence as RunSequence
 
@@ -1074,3 +1075,60 @@ def test_lease_of_the_run_is_kept_while_it_works_on_the_target(runs: Runs) -> No
     ctx.attention = Attention(lambda: RemoteNode(NODE, spec, home, lease=order), 900)
     ctx.attention.renew()
     assert len(home.asked) == 2, "not more often than it has to be"
+
+
+class Told:
+    """The two nodes of a move, which answer and remember what they were asked."""
+
+    def __init__(self, ctx: RunContext, moved_here: bool, there: dict[str, Any] | PitstopError):
+        def answer_here(request: dict[str, Any]) -> dict[str, Any]:
+            return {"moved": {"to": "n2"} if moved_here else None}
+
+        def answer_there(request: dict[str, Any]) -> dict[str, Any]:
+            if isinstance(there, PitstopError):
+                raise there
+            if request["call"] == "handover.give" and there["running"]:
+                raise Refused("web", "a copy of it runs")
+            return there
+
+        self.here, self.there = FrameTransport(answer_here), FrameTransport(answer_there)
+        spec = ctx.plan.node_spec
+        ctx.node = RemoteNode(NODE, spec, self.here)
+        ctx.at("n2")._session = Session("n2", spec.engine, self.there)
+
+    @property
+    def calls(self) -> tuple[list[str], list[str]]:
+        return tuple([r["call"] for r in node.asked] for node in (self.here, self.there))  # type: ignore[return-value]
+
+
+def test_it_starts_here_again_only_once_the_target_cannot_start_it(runs: Runs) -> None:
+    ctx = runs.new(MOVES)
+    told = Told(ctx, True, {"moved": None, "running": False})
+    take_back(ctx, "web")
+    assert told.calls == (
+        ["workload", "handover.take-back"],
+        ["workload", "handover.give", "release"],
+    )
+    assert told.there.asked[1]["arguments"]["to"] == NODE
+
+    given_up = Told(ctx, False, NodeUnreachable("n2", "no route"))
+    take_back(ctx, "web")
+    assert given_up.calls == (["workload"], []), "a person has said that the target is gone"
+
+
+@pytest.mark.parametrize(
+    "there",
+    [
+        {"moved": None, "running": True},
+        NodeUnreachable("n2", "no route"),
+        ConnectionLost("n2", "cut"),
+    ],
+)
+def test_it_never_starts_here_while_it_may_run_there(
+    runs: Runs, there: dict[str, Any] | PitstopError
+) -> None:
+    ctx = runs.new(MOVES)
+    told = Told(ctx, True, there)
+    with pytest.raises(Refused):
+        take_back(ctx, "web")
+    assert "handover.take-back" not in told.calls[0]

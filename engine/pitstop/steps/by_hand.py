@@ -153,6 +153,27 @@ def find_home(site: Site, name: str) -> tuple[str, Workload]:
     return place, spec_on(spec, place)
 
 
+def refuse_if_elsewhere(site: Site, name: str, node: str) -> None:
+    """See that a workload runs on none of its other homes, before it is started on a node.
+
+    Raises:
+        Refused: it runs there, or that cannot be told.
+    """
+    for home in homes(site.workloads[name]):
+        if home.node == node:
+            continue
+        other = RemoteNode(home.node, site.nodes[home.node])
+        try:
+            found = other.call("workload", ANSWER, workload=name)
+        except PitstopError as error:
+            cause = f"whether it runs on {home.node} cannot be told: {error.cause}"
+            raise Refused(name, cause, "there must never be two copies") from error
+        finally:
+            other.close()
+        if found["running"]:
+            raise Refused(name, f"it runs on {home.node}", "there must never be two copies")
+
+
 def give_back(node: RemoteNode, spec: Workload, name: str, run: str, progress: Progress) -> None:
     """Let work in again, and end the hold of a run."""
     end = spec.drain.end

@@ -311,22 +311,36 @@ def take_back(ctx: RunContext, subject: str) -> None:
     if planned.strategy is not Strategy.MIGRATE:
         return
     target = target_on(planned)
-    if _may_run_there(ctx, subject, target):
+    if not moved_on_record(ctx, subject):
+        return  # never handed over, or a person has said that the target is gone
+    try:
+        _give_back(ctx, subject, ctx.at(target.node))
+    except NO_CONTACT as error:
         raise Refused(
             subject,
-            f"whether it runs on {target.node} cannot be told",
+            f"whether it runs on {target.node} cannot be told: {error.cause}",
             "there must never be two copies",
-        )
+        ) from error
     ctx.node.call("handover.take-back", workload=subject, run=ctx.run)
 
 
-def _may_run_there(ctx: RunContext, subject: str, target: Target) -> bool:
-    if not moved_on_record(ctx, subject):
-        return False  # never handed over, or a person has said that the target is gone
-    try:
-        return bool(ctx.at(target.node).call("workload", workload=subject)["running"])
-    except NO_CONTACT:
-        return True
+def _give_back(ctx: RunContext, subject: str, there: RemoteNode) -> None:
+    """See that a target does not run a workload, and that nothing there starts it any more.
+
+    Raises:
+        Refused: it runs there.
+        PitstopError: it was not done, or is not known to be.
+    """
+    if there.call("workload", workload=subject)["moved"] is None:
+        there.call(
+            "handover.give",
+            workload=subject,
+            checkpoint=None,
+            run=ctx.run,
+            to=ctx.node.name,
+            pid_file=ctx.workload(subject).spec.pid_file,
+        )
+    there.call("release", workload=subject, run=ctx.run)
 
 
 def moved_on_record(ctx: RunContext, subject: str) -> bool:

@@ -25,7 +25,7 @@ from pitstop.model.event import Event
 from pitstop.model.site import Site
 from pitstop.model.workload import Workload
 from pitstop.node.locks import is_held
-from pitstop.steps.by_hand import bring_back, give_back
+from pitstop.steps.by_hand import bring_back, give_back, refuse_if_elsewhere
 from pitstop.steps.context import Progress
 from pitstop.steps.runs import ended_as, needs_repair
 from pitstop.steps.specs import inspect_argument
@@ -104,6 +104,7 @@ class Reconciler:
                 return
             spec = self.workloads[finding.subject]
             if finding.act is Act.BRING_BACK:
+                refuse_if_elsewhere(self.site, finding.subject, self.name)
                 bring_back(node, spec, finding.subject, finding.run, self.progress)
             give_back(node, spec, finding.subject, finding.run, self.progress)
         finally:
