@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pitstop.decide.homes import homes, spec_on
+from pitstop.decide.homes import home_on, homes, spec_on
 from pitstop.decide.reconcile import HAND
 from pitstop.fleet.node import RemoteNode
 from pitstop.model.errors import BadInput, PermanentError, PitstopError, Refused
@@ -121,36 +121,52 @@ def bring_back(
 def find_home(site: Site, name: str) -> tuple[str, Workload]:
     """Return the node that a workload is on, and what it is there.
 
-    That is where it runs; where nobody runs it, the first node that does not say that it has
-    moved away.
+    The node that it is placed on says so, or the one that it has moved to from there.
 
     Raises:
         BadInput: the site has no such workload.
-        Refused: it lies on several nodes.
+        Refused: it lies on several nodes, or a node that must know cannot be asked.
     """
     spec = site.workloads.get(name)
     if spec is None:
         raise BadInput(name, "no such workload in the site", ", ".join(site.workloads))
     if len(spec.placement) > 1:
         raise Refused(name, "its GPUs sit in several machines; no part of it is touched alone")
-    places = [home.node for home in homes(spec)]
-    if len(places) == 1:
-        return places[0], spec
-    resting = []
-    for place in places:
-        node = RemoteNode(place, site.nodes[place])
-        try:
-            found = node.call("workload", ANSWER, workload=name)
-        except PitstopError:
-            continue  # where it cannot be asked, nothing can be done either
-        finally:
-            node.close()
-        if found["running"]:
+    place, *_ = spec.placement
+    if not spec.spares:
+        return place, spec
+    seen: list[str] = []
+    while place not in seen:
+        seen.append(place)
+        moved = _moved_from(site, name, place)
+        if moved is None:
             return place, spec_on(spec, place)
-        if not found["moved"]:
-            resting.append(place)
-    place = (resting or places)[0]
-    return place, spec_on(spec, place)
+        if home_on(spec, moved["to"]) is None:
+            raise Refused(name, f"{place} says that it moved to {moved['to']}, no home of it")
+        place = str(moved["to"])
+    raise Refused(
+        name,
+        f"its hand-over between {' and '.join(seen)} was cut off",
+        f"pitstop resume {moved['run']}",
+    )
+
+
+def _moved_from(site: Site, name: str, place: str) -> dict[str, Any] | None:
+    """Ask a node where a workload has moved to from there; None if its place is there.
+
+    Raises:
+        Refused: it cannot be asked, so it is not known where the workload runs.
+    """
+    node = RemoteNode(place, site.nodes[place])
+    try:
+        found = node.call("workload", ANSWER, workload=name)
+    except PitstopError as error:
+        cause = f"whether it is on {place} cannot be told: {error.cause}"
+        raise Refused(name, cause, "there must never be two copies") from error
+    finally:
+        node.close()
+    moved: dict[str, Any] | None = found["moved"]
+    return None if found["running"] else moved
 
 
 def refuse_if_elsewhere(site: Site, name: str, node: str) -> None:
