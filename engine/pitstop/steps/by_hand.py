@@ -136,6 +136,7 @@ def find_home(site: Site, name: str) -> tuple[str, Workload]:
     if not spec.spares:
         return place, spec
     seen: list[str] = []
+    run = ""
     while place not in seen:
         seen.append(place)
         moved = _moved_from(site, name, place)
@@ -143,11 +144,11 @@ def find_home(site: Site, name: str) -> tuple[str, Workload]:
             return place, spec_on(spec, place)
         if home_on(spec, moved["to"]) is None:
             raise Refused(name, f"{place} says that it moved to {moved['to']}, no home of it")
-        place = str(moved["to"])
+        place, run = str(moved["to"]), str(moved["run"])
     raise Refused(
         name,
         f"its hand-over between {' and '.join(seen)} was cut off",
-        f"pitstop resume {moved['run']}",
+        f"pitstop resume {run}",
     )
 
 
