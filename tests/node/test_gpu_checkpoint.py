@@ -13,15 +13,17 @@ from typing import Any
 import pytest
 
 from pitstop.images.checkpoint import State
+from pitstop.model.cuda import CudaLimits
 from pitstop.model.errors import CheckpointFailed
 from pitstop.node import processes
 from pitstop.node.checkpointer import settle
+from pitstop.node.cuda.parking import ParkedGpus
 from tests.rigs.engine import Engine, Launched, state_letter, until
-from tests.rigs.gpu_program import GpuProgram
+from tests.rigs.gpu_program import PORT, GpuProgram
 from tests.rigs.gpus import EmulatedGpus, build
 
 WORKLOAD = "gpu"
-QUICK = {"lock": 5.0, "call": 3.0, "move": 3.0}
+QUICK = {"lock": 5.0, "call": 5.0, "move": 5.0}
 """Deadlines of the driver's calls: what hangs is to be given up soon."""
 
 
@@ -135,6 +137,30 @@ def is_worker(pid: int) -> bool:
         return b"pitstop.node.cuda.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return False  # it has ended
+
+
+def test_one_that_ends_by_itself_before_the_locks_is_nobodys_loss(
+    engine: Engine, gpus: EmulatedGpus
+) -> None:
+    """A short-lived helper that used a GPU, say, beside the server."""
+    one = f"{build() / 'gpu-workload'} --port {PORT}"
+    other = f"{build() / 'gpu-workload'} --port {PORT + 1}"
+    program = GpuProgram.start(engine, "sh", "-c", f"{other} & {one}; wait", workload=WORKLOAD)
+    until(lambda: gpus.used(0) > 2 * (16 << 20), "both hold memory")
+    files, tree = engine.files(WORKLOAD), program.launched.tree
+    with ParkedGpus(files, tree, CudaLimits(**QUICK), "run1") as parked:
+        assert len(parked.pids) == 2
+        gone = next(p for p in tree if str(PORT + 1) in command_of(p.pid) and p != tree[0])
+        os.kill(gone.pid, signal.SIGKILL)  # its rank ends with it
+        assert processes.wait_gone([p for p in tree if p.pid in parked.pids][:1], 20) == []
+        parked.park()
+        assert len(parked.pids) == 1
+        parked.undo()
+    assert program.counters() == [0]
+
+
+def command_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
 
 
 def test_cancelled_before_the_dump(program: GpuProgram, gpus: EmulatedGpus) -> None:

@@ -21,7 +21,7 @@ from tests.rigs.gpu_program import GpuProgram
 from tests.rigs.gpus import EmulatedGpus, build
 
 WORKLOAD = "gpu"
-QUICK = {"lock": 5.0, "call": 3.0, "move": 3.0}
+QUICK = {"lock": 5.0, "call": 5.0, "move": 5.0}
 """Deadlines of the driver's calls: what hangs is to be given up soon."""
 
 

@@ -15,7 +15,7 @@ from tests.rigs.gpu_program import PORT, GpuProgram
 from tests.rigs.gpus import EmulatedGpus, build
 
 WORKLOAD = "gpu"
-QUICK = {"lock": 5.0, "call": 3.0, "move": 3.0}
+QUICK = {"lock": 5.0, "call": 5.0, "move": 5.0}
 READY = {"http": {"url": f"http://127.0.0.1:{PORT}/"}, "deadline": 20.0, "interval": 0.02}
 ORDER = {"workload": WORKLOAD, "run": "run1", "ready": READY, "gpu_limits": QUICK}
 

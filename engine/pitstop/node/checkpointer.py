@@ -192,7 +192,7 @@ class _Checkpointer:
             try:
                 criu.save_cpu(draft)
                 begun = running_seconds()
-                gpus.park("checkpoint")
+                gpus.park()
                 self._stop_if_asked()
                 self._dump(draft, subject_, gpus, fingerprint, begun)
             except BaseException as error:

@@ -76,7 +76,11 @@ class Driver:
         if guarded is not None:
             self._ready()
         if self._worker is not None:
-            self._tell_guard(self._worker)
+            try:
+                self._tell_guard(self._worker)
+            except DriverUnusableError:
+                if guarded is not None:  # else there is nothing left that it could guard
+                    raise
 
     def ask(self, requests: Sequence[CudaRequest], seconds: float) -> list[CudaAnswer]:
         """Make calls at once, and return an answer for each, in the order of the requests.
@@ -160,10 +164,13 @@ class Driver:
         }
         try:
             self._tell(worker, {"guard": message})
-            self._read(worker, running_seconds() + START_SECONDS)
+            if self._read(worker, running_seconds() + START_SECONDS) is not None:
+                return
+            why = "the process that calls it does not answer"
         except EOFError as error:
-            self._drop()
-            raise DriverUnusableError(f"its caller ended: {error}") from error
+            why = f"the process that calls it has ended ({error})"
+        self._drop()
+        raise DriverUnusableError(f"the CUDA driver cannot be used: {why}")
 
     def _tell(self, worker: subprocess.Popen[bytes], message: dict[str, Any]) -> None:
         assert worker.stdin is not None  # noqa: S101  # a pipe was asked for

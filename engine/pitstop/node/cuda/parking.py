@@ -15,7 +15,7 @@ from pitstop.node import processes
 from pitstop.node.cuda.boundary import Boundary, BoundaryFailedError
 from pitstop.node.cuda.driver import Driver, DriverUnusableError, Guarded
 from pitstop.node.cuda.finding import candidates, find, in_turn
-from pitstop.node.cuda.mark import GpuMark, What, clear_mark, read_mark, set_mark
+from pitstop.node.cuda.mark import GpuMark, clear_mark, read_mark, set_mark
 from pitstop.node.cuda.placing import holdings
 from pitstop.node.cuda.undo import Undone, bring_back
 from pitstop.node.gpus import read_inventory
@@ -77,7 +77,7 @@ class ParkedGpus:
         """All calls that were made."""
         return tuple(self._boundary.trace)
 
-    def park(self, what: What) -> None:
+    def park(self) -> None:
         """Take all GPU state into the memory of the processes, at one boundary.
 
         Whatever happens, `undo` brings it back.
@@ -85,9 +85,11 @@ class ParkedGpus:
         Raises:
             CheckpointFailed: it could not be done.
         """
+        # What has ended by itself since we looked is nobody's loss.
+        self._set([process for process in self.processes if process.alive()])
         if not self.processes:
             return
-        set_mark(self._files, GpuMark(what, self._run, self._root, self.processes))
+        set_mark(self._files, GpuMark("checkpoint", self._run, self._root, self.processes))
         self._parked = True
         try:
             lock, in_turn_ = self._files.operation_lock, self._boundary.in_turn
@@ -128,9 +130,10 @@ class ParkedGpus:
         if not self._parked:
             return
         undone = self._boundary.undo()
+        lost = None if undone.whole else end_crippled(self._files, self._root, undone)
         self._over()
-        if not undone.whole:
-            end_crippled(self._files, self._root, undone)
+        if lost is not None:
+            raise lost
 
     def gone(self) -> None:
         """Its processes have ended, saved: there is nothing to be brought back."""
@@ -147,13 +150,15 @@ class ParkedGpus:
     def _choose(self, tree: Sequence[Identity]) -> None:
         self._root = tree[0]
         found = self._find(tree)
-        self.processes = tuple(process for process in tree if process.pid in found)
-        self._boundary = Boundary(
-            self._driver, self.processes, self._limits, in_turn(sorted(found))
-        )
+        self._set([process for process in tree if process.pid in found])
         if self.processes:
             self.inventory = read_inventory()
             self.holds = holdings(self.inventory, found)
+
+    def _set(self, found: Sequence[Identity]) -> None:
+        self.processes = tuple(found)
+        one_by_one = in_turn([process.pid for process in found])
+        self._boundary = Boundary(self._driver, found, self._limits, one_by_one)
 
     def _find(self, tree: Sequence[Identity]) -> set[int]:
         among = candidates(tree)
@@ -185,15 +190,15 @@ class ParkedGpus:
         self._parked = False
 
 
-def end_crippled(files: WorkloadState, root: Identity, undone: Undone) -> None:
+def end_crippled(files: WorkloadState, root: Identity, undone: Undone) -> EndedInDump:
     """End a workload that has lost GPU state: half alive is not alive.
 
-    Raises:
-        EndedInDump: always; with what was lost.
+    Returns:
+        What is to be raised, with what was lost.
     """
     end_tree(files, root)
     known = judge(str(undone).split("; "), Where.CUDA_RESTORE)
-    raise EndedInDump(
+    return EndedInDump(
         files.name,
         f"its GPU state is lost, so it was ended: {undone}{known.mark}",
         "start it from its launch, or from an earlier checkpoint",
@@ -212,9 +217,10 @@ def recover(files: WorkloadState, limits: CudaLimits) -> None:
     with Driver() as driver:
         pids = [process.pid for process in mark.processes]
         undone = bring_back(driver, mark.processes, limits, in_turn(pids))
+    lost = None if undone.whole else end_crippled(files, mark.root, undone)
     clear_mark(files)
-    if not undone.whole:
-        end_crippled(files, mark.root, undone)
+    if lost is not None:
+        raise lost
 
 
 def refuse_if_suspended(files: WorkloadState) -> None:

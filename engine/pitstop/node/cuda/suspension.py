@@ -77,7 +77,7 @@ def _refuse_without_memory(
 def _park(name: str, gpus: ParkedGpus) -> dict[str, Any]:
     begun = running_seconds()
     try:
-        gpus.park("checkpoint")
+        gpus.park()
         if cancelling.asked():
             raise Cancelled(name, "cancelled on request")
     except BaseException:
@@ -138,8 +138,9 @@ def _bring_back(files: WorkloadState, mark: GpuMark, boundary: Boundary) -> None
     except BoundaryFailedError:
         undone = boundary.undo()  # the same way, with what failed tried again
         if not undone.whole:
+            lost = end_crippled(files, mark.root, undone)
             clear_mark(files)
-            end_crippled(files, mark.root, undone)
+            raise lost from None
 
 
 def _suspended(name: str, mark: GpuMark, run: str) -> dict[str, Any]:
