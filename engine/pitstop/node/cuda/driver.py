@@ -70,13 +70,15 @@ class Driver:
         """From now on see that these processes run again if this one is killed; None ends it.
 
         Raises:
-            DriverUnusableError: the driver cannot be used.
+            DriverUnusableError: the driver cannot be used; never for None.
         """
         self._guarded = guarded
         if guarded is not None:
-            self._ready()
-        if self._worker is not None:
-            self._tell_guard(self._worker)
+            self._tell_guard(self._ready())
+        elif self._worker is not None:
+            # One that has ended meanwhile guards nothing either.
+            with contextlib.suppress(DriverUnusableError):
+                self._tell_guard(self._worker)
 
     def ask(self, requests: Sequence[CudaRequest], seconds: float) -> list[CudaAnswer]:
         """Make calls at once, and return an answer for each, in the order of the requests.
@@ -160,10 +162,14 @@ class Driver:
         }
         try:
             self._tell(worker, {"guard": message})
-            self._read(worker, running_seconds() + START_SECONDS)
+            heard = self._read(worker, running_seconds() + START_SECONDS)
         except EOFError as error:
             self._drop()
             raise DriverUnusableError(f"its caller ended: {error}") from error
+        if heard is None:
+            # Its answer, when it comes, would be taken for that of a call.
+            self._drop()
+            raise DriverUnusableError(f"its caller did not answer within {START_SECONDS:g} s")
 
     def _tell(self, worker: subprocess.Popen[bytes], message: dict[str, Any]) -> None:
         assert worker.stdin is not None  # noqa: S101  # a pipe was asked for
