@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pitstop.images.checkpoint import State
-from pitstop.model.cuda import CudaLimits
+from pitstop.model.cuda import Call, CudaLimits, CudaRequest
 from pitstop.model.errors import CheckpointFailed
 from pitstop.node import processes
 from pitstop.node.checkpointer import settle
+from pitstop.node.cuda.driver import Driver, DriverUnusableError, Guarded
+from pitstop.node.cuda.mark import read_mark
 from pitstop.node.cuda.parking import ParkedGpus
 from tests.rigs.engine import Engine, Launched, state_letter, until
 from tests.rigs.gpu_program import PORT, GpuProgram
@@ -161,6 +165,63 @@ def test_one_that_ends_by_itself_before_the_locks_is_nobodys_loss(
 
 def command_of(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+def test_a_dump_that_fails_on_a_disk_of_its_own(
+    engine: Engine, gpus: EmulatedGpus, own_disk: Path
+) -> None:
+    """Its log is kept on another one, and GPU state is brought back."""
+    program = start(engine, 2)
+    # The probe is read after the room was looked at: by then there is too little of it.
+    fill = ["dd", "if=/dev/zero", f"of={own_disk}/filler", "bs=1M"]
+    with pytest.raises(CheckpointFailed, match="No space left") as failed:
+        save(program, probes={"engine": {"command": ["sh", "-c", f"{' '.join(fill)}; true"]}})
+    assert failed.value.hint.startswith("the workload runs on")
+    assert read_mark(engine.files(WORKLOAD)) is None
+    assert program.counters() == [0, 0]
+    assert (engine.files(WORKLOAD).directory / "failed-ck1.log").exists()
+
+
+@pytest.fixture
+def own_disk(engine: Engine) -> Iterator[Path]:
+    """Put the images, and nothing else of the engine, on a small disk."""
+    images = engine.state.images(WORKLOAD)
+    size = ["-t", "tmpfs", "-o", "size=64m,mode=700"]
+    subprocess.run(["mount", *size, "tmpfs", str(images)], check=True)
+    yield images
+    subprocess.run(["umount", "--lazy", str(images)], check=True)
+
+
+def test_one_whose_caller_ends_while_it_waits_is_saved(
+    program: GpuProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory may be wanted during the dump, which takes long."""
+    end = ParkedGpus.gone
+
+    def gone(gpus: ParkedGpus) -> None:
+        [worker] = [p.pid for p in processes.tree(os.getpid()) if is_worker(p.pid)]
+        os.kill(worker, signal.SIGKILL)
+        until(lambda: state_letter(worker) in "ZX", "it has ended")
+        end(gpus)
+
+    monkeypatch.setattr(ParkedGpus, "gone", gone)
+    assert save(program)["gpus"]["processes"] == 2
+
+
+def test_a_guard_that_does_not_answer_is_none(program: GpuProgram) -> None:
+    """Nothing is locked then; its late answer is not taken for that of a call."""
+    _root, *ranks = program.launched.tree
+    asked = [CudaRequest(rank.pid, Call.STATE) for rank in ranks]
+    guarded = Guarded(program.engine.files(WORKLOAD).operation_lock, tuple(ranks), in_turn=False)
+    with Driver() as driver:
+        assert [answer.value for answer in driver.ask(asked, 30)] == ["running"] * 2
+        [worker] = [p.pid for p in processes.tree(os.getpid()) if is_worker(p.pid)]
+        os.kill(worker, signal.SIGSTOP)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("pitstop.node.cuda.driver.START_SECONDS", 0.1)
+            with pytest.raises(DriverUnusableError, match=r"within 0\.1 s"):
+                driver.guard(guarded)
+        assert [answer.value for answer in driver.ask(asked, 30)] == ["running"] * 2
 
 
 def test_cancelled_before_the_dump(program: GpuProgram, gpus: EmulatedGpus) -> None:

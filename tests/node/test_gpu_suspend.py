@@ -10,6 +10,7 @@ import pytest
 
 from pitstop.model.errors import CheckpointFailed, Refused
 from pitstop.node.blockers import needs
+from pitstop.node.locks import is_held
 from tests.rigs.engine import Engine, until
 from tests.rigs.gpu_program import PORT, GpuProgram
 from tests.rigs.gpus import EmulatedGpus, build
@@ -111,6 +112,20 @@ def test_a_failed_resume_is_made_good_or_said(
         assert status["error"]["code"] == "ended_in_dump"
         assert "GPU memory is lost" in status["error"]["cause"]
         until(lambda: not program.engine.files(WORKLOAD).running(), "it was ended")
+
+
+def test_a_killed_resume_can_be_asked_for_again(program: GpuProgram, gpus: EmulatedGpus) -> None:
+    """What is back already is on the GPUs, and it is its own."""
+    engine, before = program.engine, program.memory()
+    op(program, "suspend")
+    gpus.fault("restore", "hang", pid=program.launched.tree[-1].pid)
+    engine.start("killed", "resume", {**ORDER, "gpu_limits": {**QUICK, "move": 60.0}})
+    until(lambda: any(gpus.used(n) for n in (0, 1)), "the other one is back")
+    os.kill(engine.runner("killed"), signal.SIGKILL)
+    until(lambda: not is_held(engine.files(WORKLOAD).operation_lock), "the operation has ended")
+    gpus.clear_faults()
+    assert op(program, "resume")["result"]["processes"] == 2
+    assert program.memory() == before
 
 
 def test_one_without_gpu_state_is_refused(engine: Engine, gpus: EmulatedGpus) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -337,11 +338,13 @@ class _Checkpointer:
             raise EndedInDump(
                 self.order.workload, f"it ended while it was being saved: {error}"
             ) from error
-        if self.taken is not None:
-            self.taken.mark(Mark.ABORTED, {"time": now(), "cause": str(error)})
-        self._keep_log(checkpoint)
-        self.store.discard(checkpoint)
-        gpus.undo()
+        try:
+            if self.taken is not None:
+                self.taken.mark(Mark.ABORTED, {"time": now(), "cause": str(error)})
+            self._keep_log(checkpoint)
+            self.store.discard(checkpoint)
+        finally:
+            gpus.undo()  # also when the disk, which may be what has failed, takes no more
         self.files.release(self.order.run)
         if isinstance(error, PitstopError):
             error.hint = "; ".join(filter(None, ("the workload runs on", error.hint)))
@@ -350,4 +353,5 @@ class _Checkpointer:
         """Keep CRIU's log of a failed dump: it is the only evidence there is."""
         log = checkpoint.work / "criu.log"
         if log.exists():
-            log.replace(self.files.directory / f"failed-{checkpoint.id}.log")
+            # Not a rename: the images may lie on a file system of their own.
+            shutil.move(log, self.files.directory / f"failed-{checkpoint.id}.log")

@@ -70,17 +70,15 @@ class Driver:
         """From now on see that these processes run again if this one is killed; None ends it.
 
         Raises:
-            DriverUnusableError: the driver cannot be used.
+            DriverUnusableError: the driver cannot be used; never for None.
         """
         self._guarded = guarded
         if guarded is not None:
-            self._ready()
-        if self._worker is not None:
-            try:
+            self._tell_guard(self._ready())
+        elif self._worker is not None:
+            # One that has ended meanwhile guards nothing either.
+            with contextlib.suppress(DriverUnusableError):
                 self._tell_guard(self._worker)
-            except DriverUnusableError:
-                if guarded is not None:  # else there is nothing left that it could guard
-                    raise
 
     def ask(self, requests: Sequence[CudaRequest], seconds: float) -> list[CudaAnswer]:
         """Make calls at once, and return an answer for each, in the order of the requests.
@@ -164,13 +162,14 @@ class Driver:
         }
         try:
             self._tell(worker, {"guard": message})
-            if self._read(worker, running_seconds() + START_SECONDS) is not None:
-                return
-            why = "the process that calls it does not answer"
+            heard = self._read(worker, running_seconds() + START_SECONDS)
         except EOFError as error:
-            why = f"the process that calls it has ended ({error})"
-        self._drop()
-        raise DriverUnusableError(f"the CUDA driver cannot be used: {why}")
+            self._drop()
+            raise DriverUnusableError(f"its caller ended: {error}") from error
+        if heard is None:
+            # Its answer, when it comes, would be taken for that of a call.
+            self._drop()
+            raise DriverUnusableError(f"its caller did not answer within {START_SECONDS:g} s")
 
     def _tell(self, worker: subprocess.Popen[bytes], message: dict[str, Any]) -> None:
         assert worker.stdin is not None  # noqa: S101  # a pipe was asked for

@@ -30,6 +30,15 @@ def holdings(inventory: Inventory, pids: Collection[int]) -> dict[str, int]:
     return {uuid: size for uuid, size in held.items() if size}
 
 
+def _listed(inventory: Inventory, pids: Collection[int]) -> dict[str, int]:
+    """Return the bytes that processes are known to hold, by UUID of the GPU: never more."""
+    return {
+        gpu.uuid.value: sum(number(p.memory) or 0 for p in gpu.processes if p.pid in pids)
+        for gpu in inventory.gpus
+        if gpu.uuid.value is not None
+    }
+
+
 def _held(gpu: Gpu, pids: Collection[int], listed: bool) -> int:
     ours = [p for p in gpu.processes if p.pid in pids]
     if listed and not ours:
@@ -141,12 +150,19 @@ def gpu_map_here(
     return found.gpu_map
 
 
-def refuse_unless_free(workload: str, holds: Mapping[str, int]) -> None:
+def refuse_unless_free(workload: str, holds: Mapping[str, int], own: Collection[int]) -> None:
     """Look whether the GPUs that a workload was taken off can take it back.
+
+    Args:
+        workload: its name.
+        holds: what it held there, by UUID of the GPU, in bytes.
+        own: PIDs of its CUDA processes. Some are back already where an earlier try was killed.
 
     Raises:
         Refused: they are in use or not there; it stays as it is.
     """
-    unfit = fits(holds, read_inventory())
+    present = read_inventory()
+    back = _listed(present, own)
+    unfit = fits({uuid: size - back.get(uuid, 0) for uuid, size in holds.items()}, present, own)
     if unfit:
         raise Refused(workload, f"its GPUs cannot take it back: {'; '.join(unfit)}")

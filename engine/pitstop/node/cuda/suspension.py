@@ -116,10 +116,10 @@ def resume(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
         mark = read_mark(files)
         if mark is None or mark.what != "suspended":
             raise Refused(files.name, "it is not suspended", "a cold start brings it up")
-        refuse_unless_free(files.name, mark.data["holds"])
+        pids = [process.pid for process in mark.processes]
+        refuse_unless_free(files.name, mark.data["holds"], pids)
         begun = running_seconds()
         with cancelling.deferred(), Driver() as driver:
-            pids = [process.pid for process in mark.processes]
             boundary = Boundary(driver, mark.processes, limits, in_turn(pids))
             _bring_back(files, mark, boundary)
         clear_mark(files)
