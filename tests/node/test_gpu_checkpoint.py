@@ -20,8 +20,9 @@ from pitstop.model.errors import CheckpointFailed
 from pitstop.node import processes
 from pitstop.node.checkpointer import settle
 from pitstop.node.cuda.driver import Driver, DriverUnusableError, Guarded
-from pitstop.node.cuda.mark import read_mark
+from pitstop.node.cuda.mark import GpuMark, read_mark
 from pitstop.node.cuda.parking import ParkedGpus
+from pitstop.node.subject import find
 from tests.rigs.engine import Engine, Launched, state_letter, until
 from tests.rigs.gpu_program import PORT, GpuProgram
 from tests.rigs.gpus import EmulatedGpus, build
@@ -152,11 +153,12 @@ def test_one_that_ends_by_itself_before_the_locks_is_nobodys_loss(
     program = GpuProgram.start(engine, "sh", "-c", f"{other} & {one}; wait", workload=WORKLOAD)
     until(lambda: gpus.used(0) > 2 * (16 << 20), "both hold memory")
     files, tree = engine.files(WORKLOAD), program.launched.tree
-    with ParkedGpus(files, tree, CudaLimits(**QUICK), "run1") as parked:
-        assert len(parked.pids) == 2
+    with ParkedGpus(files, find(files, None), CudaLimits(**QUICK), "run1") as parked:
+        looked = parked.pids
+        assert len(looked) == 2
         gone = next(p for p in tree if str(PORT + 1) in command_of(p.pid) and p != tree[0])
         os.kill(gone.pid, signal.SIGKILL)  # its rank ends with it
-        assert processes.wait_gone([p for p in tree if p.pid in parked.pids][:1], 20) == []
+        assert processes.wait_gone([p for p in tree if p.pid in looked][:1], 20) == []
         parked.park()
         assert len(parked.pids) == 1
         parked.undo()
@@ -210,9 +212,10 @@ def test_one_whose_caller_ends_while_it_waits_is_saved(
 
 def test_a_guard_that_does_not_answer_is_none(program: GpuProgram) -> None:
     """Nothing is locked then; its late answer is not taken for that of a call."""
-    _root, *ranks = program.launched.tree
+    root, *ranks = program.launched.tree
     asked = [CudaRequest(rank.pid, Call.STATE) for rank in ranks]
-    guarded = Guarded(program.engine.files(WORKLOAD).operation_lock, tuple(ranks), in_turn=False)
+    mark = GpuMark("checkpoint", "run1", root, tuple(ranks), False, CudaLimits())
+    guarded = Guarded(program.engine.root, WORKLOAD, mark)
     with Driver() as driver:
         assert [answer.value for answer in driver.ask(asked, 30)] == ["running"] * 2
         [worker] = [p.pid for p in processes.tree(os.getpid()) if is_worker(p.pid)]

@@ -110,7 +110,7 @@ def test_one_call_that_goes_wrong_is_made_good(fate: str, nth: int) -> None:
     fates[nth] = fate
     model = Model({2: CHECKPOINTED, 3: LOCKED}, iter(fates))
     undone = bring_back(model, processes_of(model.states), LIMITS, in_turn=False)
-    assert undone.whole, undone
+    assert not undone.losses(model.states), undone
     assert set(model.states.values()) == {RUNNING}
 
 
@@ -139,7 +139,24 @@ def test_the_last_process_comes_back_first() -> None:
 def test_a_process_that_has_ended_is_not_called_running() -> None:
     dead = Identity(ALIVE.pid, ALIVE.start + 1)
     undone = bring_back(Model({}, iter(())), [dead], LIMITS, in_turn=False)
-    assert (undone.ended, undone.whole) == ([dead.pid], False)
+    assert (undone.running, undone.ended) == ([], [dead.pid])
+    assert undone.losses() == {}, "it ended by itself"
+    assert set(undone.losses(held=[dead.pid])) == {dead.pid}
+
+
+def test_a_driver_that_cannot_be_asked_has_lost_nothing() -> None:
+    """Half an upgrade, or too little memory for its caller, says nothing about the workload."""
+
+    class Unusable:
+        def ask(self, requests: Sequence[CudaRequest], _seconds: float) -> list[CudaAnswer]:
+            why = "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
+            return [
+                CudaAnswer(r.pid, r.call, error=why, answered=False, sent=False) for r in requests
+            ]
+
+    undone = bring_back(Unusable(), processes_of({2: CHECKPOINTED}), LIMITS, in_turn=False)
+    assert undone.unasked == "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
+    assert undone.losses([2]) == {}
 
 
 @given(st.integers(1, 8), st.booleans(), st.lists(FATES, max_size=30))
@@ -233,6 +250,7 @@ def test_in_turn_means_one_at_a_time() -> None:
         st.sampled_from(Call),
         st.text(),
         st.text(),
+        st.booleans(),
         st.booleans(),
         st.floats(0, 1e9),
         st.floats(0, 1e9),

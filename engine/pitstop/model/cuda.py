@@ -6,7 +6,7 @@ The API: cuda.core, `checkpoint.Process`; a process is running, locked, checkpoi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
@@ -72,6 +72,7 @@ class CudaAnswer:
         error: the driver's words, or why there is no answer; empty when it succeeded.
         answered: whether the driver said anything at all. Without an answer the call may
             still have its effect, also later.
+        sent: whether the driver was asked at all; False where it could not even be loaded.
         began: seconds since boot when it was called; `ended` when its end was known.
     """
 
@@ -80,6 +81,7 @@ class CudaAnswer:
     value: str = ""
     error: str = ""
     answered: bool = True
+    sent: bool = True
     began: float = 0.0
     ended: float = 0.0
 
@@ -99,6 +101,7 @@ class CudaAnswer:
             "value": self.value,
             "error": self.error,
             "answered": self.answered,
+            "sent": self.sent,
             "began": self.began,
             "ended": self.ended,
         }
@@ -112,6 +115,7 @@ class CudaAnswer:
             str(data["value"]),
             str(data["error"]),
             bool(data["answered"]),
+            bool(data["sent"]),
             float(data["began"]),
             float(data["ended"]),
         )
@@ -132,3 +136,9 @@ class CudaLimits:
     lock: float = 60.0
     call: float = 30.0
     move: float = 600.0
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> CudaLimits:
+        """Rebuild it from plain data; what another version of the engine wrote is left out."""
+        known = {field.name for field in fields(CudaLimits)}
+        return CudaLimits(**{n: float(v) for n, v in data.items() if n in known})

@@ -23,19 +23,22 @@ def _ping(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def _inspect(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Say all that a plan needs: the node, and each workload with fingerprint and blockers."""
+    from pitstop.node.cuda.driver import Driver
     from pitstop.node.gpus import read_inventory
     from pitstop.node.inspector import inspect_workload
 
     inventory = read_inventory()
+    with Driver() as driver:
+        workloads = {
+            name: inspect_workload(state, name, asked, inventory, driver)
+            for name, asked in dict(arguments.get("workloads", {})).items()
+        }
     return {
         "boot_id": boot_id(),
         "time": now(),
         "quarantine": read_json(state.quarantine),
         "inventory": inventory.to_json(),
-        "workloads": {
-            name: inspect_workload(state, name, asked, inventory)
-            for name, asked in dict(arguments.get("workloads", {})).items()
-        },
+        "workloads": workloads,
     }
 
 

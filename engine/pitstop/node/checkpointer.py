@@ -17,6 +17,7 @@ from pitstop.model.cuda import CudaLimits
 from pitstop.model.errors import (
     Cancelled,
     CheckpointFailed,
+    DeadlineExceeded,
     EndedInDump,
     PermanentError,
     PitstopError,
@@ -34,6 +35,7 @@ from pitstop.node.parking import STAY
 from pitstop.node.paths import StateDir, boot_id
 from pitstop.node.record import WorkloadState
 from pitstop.node.settle import disprove_checkpoints, settle_checkpoints
+from pitstop.node.stopper import end_all
 from pitstop.node.subject import Subject
 from pitstop.node.vote import Ballot, hook_program
 
@@ -74,7 +76,7 @@ class Order:
     @property
     def cuda_limits(self) -> CudaLimits:
         """How long calls of the CUDA driver may take."""
-        return CudaLimits(**self.gpu_limits)
+        return CudaLimits.from_json(self.gpu_limits)
 
 
 def take(state: StateDir, order: Order) -> dict[str, Any]:
@@ -142,9 +144,16 @@ def _bring_back_gpus(files: WorkloadState) -> None:
     if read_mark(files) is None:
         return
     lock = Lock(files.operation_lock)
-    lock.acquire(GUARD_DEADLINE)
     try:
-        recover(files, CudaLimits())
+        lock.acquire(GUARD_DEADLINE)
+    except DeadlineExceeded as error:
+        raise DeadlineExceeded(
+            files.name,
+            "its GPU state is still being brought back after a killed operation",
+            "ask again: pitstop resume RUN",
+        ) from error
+    try:
+        recover(files)
     finally:
         lock.release()
 
@@ -166,9 +175,9 @@ class _Checkpointer:
         subject_ = subject.find(self.files, self.order.pid_file)
         disprove_checkpoints(self.files, self.state)
         limits = self.order.cuda_limits
-        recover(self.files, limits)
+        recover(self.files)
         refuse_if_suspended(self.files)
-        with ParkedGpus(self.files, subject_.tree, limits, self.order.run) as gpus:
+        with ParkedGpus(self.files, subject_, limits, self.order.run) as gpus:
             return self._take(subject_, gpus)
 
     def _take(self, subject_: Subject, gpus: ParkedGpus) -> dict[str, Any]:
@@ -331,9 +340,12 @@ class _Checkpointer:
         """After a failed dump: say that nothing is left behind, having looked."""
         checkpoint = self.taken or draft
         if not subject_.root.alive():
-            gpus.gone()
             if self._ended_at_boundary(subject_):
+                gpus.gone()
                 return  # settling will seal it, or the launcher already has
+            # Not under the launcher, what it has started outlives it, and may be parked.
+            end_all(self.files, subject_.tree)
+            gpus.gone()
             self.store.discard(checkpoint)
             raise EndedInDump(
                 self.order.workload, f"it ended while it was being saved: {error}"

@@ -11,16 +11,18 @@ from pitstop.images.store import Store
 from pitstop.model.errors import BadInput, Busy, InvalidCheckpoint, WorkloadGone
 from pitstop.model.inventory import Inventory
 from pitstop.node import blockers, processes, subject
+from pitstop.node.cuda.driver import Driver
 from pitstop.node.cuda.looking import look_for_cuda, parked_blocker
 from pitstop.node.cuda.mark import read_mark
 from pitstop.node.gpu_users import gpu_blockers, gpu_users
 from pitstop.node.inventory import take_fingerprint
+from pitstop.node.locks import is_held
 from pitstop.node.paths import StateDir
 from pitstop.node.record import WorkloadState
 
 
 def inspect_workload(
-    state: StateDir, name: str, asked: Mapping[str, Any], inventory: Inventory
+    state: StateDir, name: str, asked: Mapping[str, Any], inventory: Inventory, driver: Driver
 ) -> dict[str, Any]:
     """Return whether it runs, its fingerprint, blockers, holder and newest checkpoint.
 
@@ -33,6 +35,7 @@ def inspect_workload(
             key that its images are signed with is wanted.
         inventory: the GPUs of this node. What keeps their state from being saved is a blocker of
             a workload that has one open.
+        driver: is asked which processes are CUDA's.
     """
     files = WorkloadState(state, name)
     store = Store(state.images(name))
@@ -66,7 +69,7 @@ def inspect_workload(
     found["running"] = True
     found["processes"] = len(running.tree)
     found["memory_bytes"] = processes.memory_of(running.tree)
-    cuda = look_for_cuda(running.tree, inventory)
+    cuda = look_for_cuda(running.tree, inventory, driver)
     found["gpu_bytes"] = sum(cuda.holds.values())
     if cuda.pids:
         whole = inventory.at_rest().to_json()
@@ -78,7 +81,7 @@ def inspect_workload(
     ]
     mark = read_mark(files)
     if mark is not None:
-        in_the_way.append(parked_blocker(mark))
+        in_the_way.append(parked_blocker(mark, is_held(files.operation_lock)))
     found["blockers"] = [blocker.to_json() for blocker in in_the_way]
     return found
 

@@ -180,7 +180,7 @@ class Restorer:
 
     def _restore_gpus(self, saved: CudaSaved) -> None:
         """Bring the GPU state back. Runs as pid 1, which sees the PIDs of the image."""
-        limits = CudaLimits(**saved.limits)
+        limits = CudaLimits.from_json(saved.limits)
         with Driver() as driver:
             try:
                 tree = [processes.identity(pid) for pid in saved.pids]

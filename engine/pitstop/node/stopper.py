@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,16 +76,24 @@ def end_launched(
     return "kill"
 
 
-def end_tree(files: WorkloadState, root: Identity) -> None:
+def end_all(files: WorkloadState, members: Sequence[Identity]) -> None:
     """Kill a workload, under the launcher or not, and prove that all of it is gone.
+
+    Args:
+        files: of the workload.
+        members: its processes, also those whose parents have ended.
 
     Raises:
         PermanentError: something of it still runs.
     """
     if files.running():
         end_launched(files)
-    elif root.alive():
-        _end_tree(processes.tree(root.pid), signal.SIGKILL, KILL_DEADLINE, files.name)
+    for process in members:
+        if process.alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+    if processes.wait_gone(list(members), KILL_DEADLINE):
+        raise PermanentError(files.name, "killed, but something of it still runs")
 
 
 def _kill_if_ours(pid: int, files: WorkloadState) -> None:

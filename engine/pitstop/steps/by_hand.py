@@ -13,7 +13,7 @@ from pitstop.model.words import Verb
 from pitstop.model.workload import Workload
 from pitstop.steps.context import Progress
 from pitstop.steps.runs import new_run_id
-from pitstop.steps.saving import CHECKPOINT_DEADLINE, SLACK, checkpoint_id
+from pitstop.steps.saving import CHECKPOINT_DEADLINE, SLACK, checkpoint_id, worst_case
 from pitstop.steps.specs import bring_up_arguments, checkpoint_arguments, plain
 
 ANSWER = 20.0
@@ -38,7 +38,7 @@ def checkpoint_by_hand(
         checkpoint_arguments(
             name, spec, run, checkpoint_id(name, run, 1), node.name, site.policy.tolerate
         ),
-        CHECKPOINT_DEADLINE + SLACK,
+        CHECKPOINT_DEADLINE + worst_case(spec.policy.gpu_limits) + SLACK,
         progress,
     )
 
@@ -92,7 +92,7 @@ def _of_gpus(
             "ready": plain(spec.ready),
             "gpu_limits": plain(limits),
         },
-        limits.lock + limits.move + spec.ready.deadline + SLACK,
+        worst_case(limits) + spec.ready.deadline + SLACK,
         progress,
     )
 

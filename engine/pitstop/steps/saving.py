@@ -8,12 +8,22 @@ from typing import Any
 
 from pitstop.model.errors import CheckpointFailed, EndedInDump, Interrupted, Refused
 from pitstop.model.plain import is_name
+from pitstop.model.workload import GpuLimits
 from pitstop.steps.context import RunContext
 
 CHECKPOINT_DEADLINE = 3600.0
 
 SLACK = 120.0
 """Seconds that an operation may take over the deadlines it is given itself."""
+
+
+def worst_case(limits: GpuLimits) -> float:
+    """Return the seconds that GPU state may take to be parked and, if that fails, brought back.
+
+    Processes that the driver takes in turn can take longer: then the step is asked for again, and
+    attaches to the operation.
+    """
+    return limits.lock + 4 * limits.move + 8 * limits.call
 
 
 def checkpoint_id(subject: str, run: str, attempt: int) -> str:
@@ -65,10 +75,10 @@ def save(
         CheckpointFailed: it runs on.
         EndedInDump: it does not run, and there is no image of it.
     """
+    gpus = worst_case(GpuLimits.model_validate(arguments["gpu_limits"]))
+    deadline = CHECKPOINT_DEADLINE + gpus + SLACK
     try:
-        return ctx.node.operate(
-            identifier, "checkpoint", arguments, CHECKPOINT_DEADLINE + SLACK, ctx.progress
-        )
+        return ctx.node.operate(identifier, "checkpoint", arguments, deadline, ctx.progress)
     except Interrupted as error:
         found = ctx.node.call("settle", workload=workload, checkpoint=checkpoint, pid_file=pid_file)
         if found["checkpoint"] is not None:

@@ -9,14 +9,14 @@ import select
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from pitstop.model.cuda import CudaAnswer, CudaRequest
 from pitstop.node.clock import running_seconds
-from pitstop.node.processes import Identity
+from pitstop.node.cuda.mark import GpuMark
 
 START_SECONDS = 60.0
 """Seconds to load and initialise the driver; some seconds were seen (nvcf#263)."""
@@ -34,19 +34,34 @@ class Guarded:
     """What is brought back to running when this process is killed.
 
     Attributes:
-        lock: the operation's lock, which CRIU holds too: only once it is free.
-        in_turn: the driver has to take them one after another.
+        state: the engine's directory.
+        workload: whose GPU state it is.
+        mark: that says so. When another one is there, somebody else has parked it anew.
     """
 
-    lock: Path
-    processes: tuple[Identity, ...]
-    in_turn: bool
+    state: Path
+    workload: str
+    mark: GpuMark
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for the worker."""
+        return {
+            "state": str(self.state),
+            "workload": self.workload,
+            "token": self.mark.token,
+            "processes": [[process.pid, process.start] for process in self.mark.processes],
+            "in_turn": self.mark.in_turn,
+            "limits": asdict(self.mark.limits),
+        }
 
 
 class Driver:
     """Makes calls, each set of them at once and with one deadline.
 
     A worker that did not answer in time, or died, is replaced by the next call.
+
+    Attributes:
+        unusable: why the driver could not be asked the last time; empty when it could.
     """
 
     def __init__(self) -> None:
@@ -54,6 +69,7 @@ class Driver:
         self._unread = b""
         self._number = 0
         self._guarded: Guarded | None = None
+        self.unusable = ""
 
     def __enter__(self) -> Self:
         return self
@@ -90,7 +106,9 @@ class Driver:
         try:
             worker = self._ready()
         except DriverUnusableError as error:
-            return [_no_answer(request, str(error), began) for request in requests]
+            self.unusable = str(error)
+            return [_no_answer(request, str(error), began, sent=False) for request in requests]
+        self.unusable = ""
         waiting: dict[int, CudaRequest] = {}
         for request in requests:
             self._number += 1
@@ -154,12 +172,7 @@ class Driver:
         return worker
 
     def _tell_guard(self, worker: subprocess.Popen[bytes]) -> None:
-        guarded = self._guarded
-        message = guarded and {
-            "lock": str(guarded.lock),
-            "in_turn": guarded.in_turn,
-            "processes": [[process.pid, process.start] for process in guarded.processes],
-        }
+        message = self._guarded.to_json() if self._guarded is not None else None
         try:
             self._tell(worker, {"guard": message})
             heard = self._read(worker, running_seconds() + START_SECONDS)
@@ -222,7 +235,7 @@ def _ending(worker: subprocess.Popen[bytes]) -> str:
     return f"signal {-status}" if status < 0 else f"exit status {status}"
 
 
-def _no_answer(request: CudaRequest, why: str, began: float) -> CudaAnswer:
-    return CudaAnswer(
-        request.pid, request.call, error=why, answered=False, began=began, ended=running_seconds()
-    )
+def _no_answer(request: CudaRequest, why: str, began: float, sent: bool = True) -> CudaAnswer:
+    now = running_seconds()
+    pid, call = request.pid, request.call
+    return CudaAnswer(pid, call, error=why, answered=False, sent=sent, began=began, ended=now)

@@ -30,12 +30,17 @@ class CudaLook:
     blockers: tuple[Blocker, ...] = ()
 
 
-def look_for_cuda(tree: Sequence[Identity], inventory: Inventory) -> CudaLook:
-    """Ask the driver which processes are CUDA processes, where any could be one."""
+def look_for_cuda(tree: Sequence[Identity], inventory: Inventory, driver: Driver) -> CudaLook:
+    """Ask the driver which processes are CUDA processes, where any could be one.
+
+    A driver that could not be used for another workload is not tried again.
+    """
     among = candidates(tree)
     if not among:
         return CudaLook()
-    with Driver() as driver:
+    pids: list[int] = []
+    unanswered = [driver.unusable] if driver.unusable else []
+    if not unanswered:
         pids, unanswered = find(driver, among, CudaLimits().call)
     blockers = tuple(
         Blocker(
@@ -49,10 +54,18 @@ def look_for_cuda(tree: Sequence[Identity], inventory: Inventory) -> CudaLook:
     return CudaLook(tuple(pids), holdings(inventory, pids), blockers)
 
 
-def parked_blocker(mark: GpuMark) -> Blocker:
-    """Say that GPU state is not on its GPUs now."""
+def parked_blocker(mark: GpuMark, under_way: bool) -> Blocker:
+    """Say that GPU state is not on its GPUs now.
+
+    Args:
+        mark: that says so.
+        under_way: whether an operation works on the workload.
+    """
     if mark.what == "suspended":
-        why, fix = "its GPU state is parked in host memory", "resume it"
+        why, fix = "its GPU state is parked in host memory", "pitstop unsuspend brings it back"
+    elif under_way:
+        why, fix = "an operation that takes its GPU state is under way", "wait for it"
     else:
-        why, fix = "an operation that takes its GPU state is under way, or was killed", "wait"
+        why = "an operation that was taking its GPU state was killed"
+        fix = f"pitstop resume {mark.run or 'RUN'}, or pitstop unsuspend, brings it back"
     return Blocker("parked GPU state", f"pid {mark.root.pid}", why, fix)

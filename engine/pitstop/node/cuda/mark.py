@@ -6,11 +6,13 @@ whoever comes after a process that was killed in between knows what to bring bac
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from pitstop.images.durable import read_json, write_json
+from pitstop.model.cuda import CudaLimits
 from pitstop.node.paths import boot_id
 from pitstop.node.processes import Identity
 from pitstop.node.record import WorkloadState
@@ -28,14 +30,20 @@ class GpuMark:
         what: `checkpoint` while one is taken; `suspended` until it is resumed.
         root: of the workload.
         processes: the CUDA processes.
+        in_turn: the driver has to take them one after another.
+        limits: how long its calls may take.
         data: what else is known, for a resume.
+        token: tells this mark from any other.
     """
 
     what: What
     run: str
     root: Identity
     processes: tuple[Identity, ...]
+    in_turn: bool
+    limits: CudaLimits
     data: dict[str, Any] = field(default_factory=dict)
+    token: str = field(default_factory=lambda: secrets.token_hex(8))
 
     @property
     def lives(self) -> bool:
@@ -53,7 +61,10 @@ def set_mark(files: WorkloadState, mark: GpuMark) -> None:
             "boot_id": boot_id(),
             "root": [mark.root.pid, mark.root.start],
             "processes": [[process.pid, process.start] for process in mark.processes],
+            "in_turn": mark.in_turn,
+            "limits": asdict(mark.limits),
             "data": mark.data,
+            "token": mark.token,
         },
     )
 
@@ -69,7 +80,10 @@ def read_mark(files: WorkloadState) -> GpuMark | None:
         str(written["run"]),
         root,
         _identities(written["processes"]),
+        bool(written["in_turn"]),
+        CudaLimits.from_json(written["limits"]),
         written["data"],
+        str(written["token"]),
     )
     return mark if mark.lives else None
 

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from pitstop.decide.failures import Where, judge
-from pitstop.model.cuda import CudaAnswer, CudaLimits
-from pitstop.model.errors import CheckpointFailed, EndedInDump, Refused
+from pitstop.model.cuda import Call, CudaAnswer, CudaLimits
+from pitstop.model.errors import CheckpointFailed, EndedInDump, Refused, TemporaryError
 from pitstop.model.inventory import EMPTY
 from pitstop.node import processes
 from pitstop.node.cuda.boundary import Boundary, BoundaryFailedError
 from pitstop.node.cuda.driver import Driver, DriverUnusableError, Guarded
 from pitstop.node.cuda.finding import candidates, find, in_turn
-from pitstop.node.cuda.mark import GpuMark, clear_mark, read_mark, set_mark
+from pitstop.node.cuda.mark import GpuMark, What, clear_mark, read_mark, set_mark
 from pitstop.node.cuda.placing import holdings
 from pitstop.node.cuda.undo import Undone, bring_back
 from pitstop.node.gpus import read_inventory
 from pitstop.node.processes import Identity
 from pitstop.node.record import WorkloadState
-from pitstop.node.stopper import end_tree
+from pitstop.node.stopper import end_all
+from pitstop.node.subject import Subject
 
 if TYPE_CHECKING:
     from pitstop.model.manifest import CudaSaved
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 class ParkedGpus:
     """The GPU state of a running workload. The caller holds the operation's lock.
 
-    Use it as a context manager: it ends the process that calls the driver.
+    Use it as a context manager: it ends the process that calls the driver, and leaves nothing
+    parked that is not to stay so.
 
     Attributes:
         processes: its CUDA processes; empty where it has none, and then no driver is loaded.
@@ -39,9 +41,10 @@ class ParkedGpus:
     """
 
     def __init__(
-        self, files: WorkloadState, tree: Sequence[Identity], limits: CudaLimits, run: str
+        self, files: WorkloadState, subject: Subject, limits: CudaLimits, run: str
     ) -> None:
         self._files = files
+        self._subject = subject
         self._limits = limits
         self._run = run
         self._driver = Driver()
@@ -51,7 +54,7 @@ class ParkedGpus:
         self.holds: dict[str, int] = {}
         self._boundary = Boundary(self._driver, (), limits, in_turn=False)
         try:
-            self._choose(tree)
+            self._choose()
         except BaseException:
             self._driver.close()
             raise
@@ -65,7 +68,10 @@ class ParkedGpus:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._driver.close()
+        try:
+            self.undo()
+        finally:
+            self._driver.close()
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -89,11 +95,13 @@ class ParkedGpus:
         self._set([process for process in self.processes if process.alive()])
         if not self.processes:
             return
-        set_mark(self._files, GpuMark("checkpoint", self._run, self._root, self.processes))
+        mark = self._mark("checkpoint")
+        set_mark(self._files, mark)
         self._parked = True
         try:
-            lock, in_turn_ = self._files.operation_lock, self._boundary.in_turn
-            self._driver.guard(Guarded(lock, self.processes, in_turn_))
+            # The workload's directory is two levels below the engine's.
+            state = self._files.directory.parents[1]
+            self._driver.guard(Guarded(state, self._files.name, mark))
             self._boundary.lock()
             self._refuse_newcomers()
             self._boundary.checkpoint()
@@ -126,29 +134,42 @@ class ParkedGpus:
 
         Raises:
             EndedInDump: GPU state is lost, so the workload was ended; the cause names what.
+            TemporaryError: the driver cannot be asked; the mark stays for whoever comes next.
         """
         if not self._parked:
             return
+        locks = [answer for answer in self.trace if answer.call is Call.LOCK and answer.sent]
+        if not locks:
+            self._over()
+            return
+        # A lock that was refused took nothing; one without an answer may have.
+        held = {answer.pid for answer in locks if answer.ok or not answer.answered}
         undone = self._boundary.undo()
-        lost = None if undone.whole else end_crippled(self._files, self._root, undone)
+        self._parked = False
+        try:
+            conclude(self._files, self._subject.tree, undone, held)
+        except EndedInDump:
+            self._over()
+            raise
         self._over()
-        if lost is not None:
-            raise lost
 
     def gone(self) -> None:
-        """Its processes have ended, saved: there is nothing to be brought back."""
+        """Its processes have ended, saved or not: there is nothing to be brought back."""
         if self._parked:
             self._over()
 
     def keep(self, **data: object) -> None:
         """It stays parked after this process has ended."""
-        mark = GpuMark("suspended", self._run, self._root, self.processes, dict(data))
-        set_mark(self._files, mark)
+        set_mark(self._files, self._mark("suspended", **data))
         self._driver.guard(None)
         self._parked = False
 
-    def _choose(self, tree: Sequence[Identity]) -> None:
-        self._root = tree[0]
+    def _mark(self, what: What, **data: object) -> GpuMark:
+        root, one_by_one = self._subject.root, self._boundary.in_turn
+        return GpuMark(what, self._run, root, self.processes, one_by_one, self._limits, dict(data))
+
+    def _choose(self) -> None:
+        tree = self._subject.tree
         found = self._find(tree)
         self._set([process for process in tree if process.pid in found])
         if self.processes:
@@ -172,8 +193,8 @@ class ParkedGpus:
 
     def _refuse_newcomers(self) -> None:
         """A process that came to CUDA after we looked would be left out of the boundary."""
-        found = self._find(processes.tree(self._root.pid))
-        new = sorted(found - set(self.pids))
+        top = self._subject.init_pid or self._subject.root.pid
+        new = sorted(self._find(processes.tree(top)) - set(self.pids))
         if new:
             late = f"pid {new[0]} came to CUDA while the others were being locked"
             raise self._failed([late], Where.CUDA_LOCK)
@@ -190,37 +211,74 @@ class ParkedGpus:
         self._parked = False
 
 
-def end_crippled(files: WorkloadState, root: Identity, undone: Undone) -> EndedInDump:
-    """End a workload that has lost GPU state: half alive is not alive.
+def conclude(
+    files: WorkloadState,
+    members: Sequence[Identity],
+    undone: Undone,
+    held: Collection[int],
+) -> None:
+    """Draw the consequence of what could be brought back.
 
-    Returns:
-        What is to be raised, with what was lost.
+    A workload that has lost GPU state is ended: half alive is not alive. One of which nothing can
+    be told is left as it is.
+
+    Args:
+        files: of the workload.
+        members: all its processes.
+        undone: what became of the CUDA processes.
+        held: those whose end is a loss.
+
+    Raises:
+        EndedInDump: GPU state is lost; the cause names what.
+        TemporaryError: the driver cannot be asked.
     """
-    end_tree(files, root)
-    known = judge(str(undone).split("; "), Where.CUDA_RESTORE)
-    return EndedInDump(
+    if undone.unasked:
+        raise TemporaryError(
+            files.name,
+            f"its GPU state may be parked, and the driver cannot be asked: {undone.unasked}",
+            "mend the driver (pitstop doctor), then go on: pitstop resume RUN; nothing was ended",
+        )
+    losses = undone.losses(held)
+    if not losses:
+        return
+    said = [f"pid {pid}: {why}" for pid, why in sorted(losses.items())]
+    end_all(files, members)
+    known = judge(said, Where.CUDA_RESTORE)
+    raise EndedInDump(
         files.name,
-        f"its GPU state is lost, so it was ended: {undone}{known.mark}",
+        f"its GPU state is lost, so it was ended: {'; '.join(said)}{known.mark}",
         "start it from its launch, or from an earlier checkpoint",
     ).judged(known.failure, False)
 
 
-def recover(files: WorkloadState, limits: CudaLimits) -> None:
+def recover(files: WorkloadState) -> None:
     """Bring back what a killed operation has left parked. The caller holds its lock.
 
     Raises:
         EndedInDump: GPU state is lost, so the workload was ended.
+        TemporaryError: the driver cannot be asked.
     """
     mark = read_mark(files)
     if mark is None or mark.what != "checkpoint":
         return
     with Driver() as driver:
-        pids = [process.pid for process in mark.processes]
-        undone = bring_back(driver, mark.processes, limits, in_turn(pids))
-    lost = None if undone.whole else end_crippled(files, mark.root, undone)
+        undone = bring_back(driver, mark.processes, mark.limits, mark.in_turn)
+    finish(files, mark, undone, held=())
+
+
+def finish(files: WorkloadState, mark: GpuMark, undone: Undone, held: Collection[int]) -> None:
+    """Draw the consequence for a workload with a mark, and remove it once that is done.
+
+    Raises:
+        EndedInDump, TemporaryError: as `conclude`.
+    """
+    rest = processes.tree(mark.root.pid) if mark.root.alive() else []
+    try:
+        conclude(files, [*rest, *mark.processes], undone, held)
+    except EndedInDump:
+        clear_mark(files)
+        raise
     clear_mark(files)
-    if lost is not None:
-        raise lost
 
 
 def refuse_if_suspended(files: WorkloadState) -> None:

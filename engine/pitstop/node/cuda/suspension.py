@@ -17,9 +17,8 @@ from pitstop.node.blockers import needs, reader
 from pitstop.node.clock import now, running_seconds
 from pitstop.node.cuda.boundary import Boundary, BoundaryFailedError
 from pitstop.node.cuda.driver import Driver
-from pitstop.node.cuda.finding import in_turn
 from pitstop.node.cuda.mark import GpuMark, clear_mark, read_mark
-from pitstop.node.cuda.parking import ParkedGpus, end_crippled, recover
+from pitstop.node.cuda.parking import ParkedGpus, finish, recover
 from pitstop.node.cuda.placing import refuse_unless_free
 from pitstop.node.locks import held
 from pitstop.node.paths import StateDir
@@ -45,17 +44,18 @@ def suspend(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
         EndedInDump: GPU state was lost, so it was ended.
     """
     files = WorkloadState(state, str(arguments["workload"]))
-    limits, run = CudaLimits(**arguments.get("gpu_limits", {})), str(arguments.get("run", ""))
+    limits = CudaLimits.from_json(arguments.get("gpu_limits", {}))
+    run = str(arguments.get("run", ""))
     with held(files.operation_lock, files.name, _UNDER_WAY):
-        recover(files, limits)
+        recover(files)
         mark = read_mark(files)
         if mark is not None:
             return _suspended(files.name, mark, run)
-        tree = subject.find(files, arguments.get("pid_file")).tree
-        with ParkedGpus(files, tree, limits, run) as gpus:
+        found = subject.find(files, arguments.get("pid_file"))
+        with ParkedGpus(files, found, limits, run) as gpus:
             if not gpus.processes:
                 raise Refused(files.name, "it has no GPU state to park")
-            _refuse_without_memory(files.name, state.root, tree, gpus)
+            _refuse_without_memory(files.name, state.root, found.tree, gpus)
             with cancelling.deferred():
                 return _park(files.name, gpus)
 
@@ -76,13 +76,9 @@ def _refuse_without_memory(
 
 def _park(name: str, gpus: ParkedGpus) -> dict[str, Any]:
     begun = running_seconds()
-    try:
-        gpus.park()
-        if cancelling.asked():
-            raise Cancelled(name, "cancelled on request")
-    except BaseException:
-        gpus.undo()
-        raise
+    gpus.park()  # brought back on the way out, unless it is kept
+    if cancelling.asked():
+        raise Cancelled(name, "cancelled on request")
     result = {
         "processes": len(gpus.pids),
         "gpu_bytes": sum(gpus.holds.values()),
@@ -111,16 +107,17 @@ def resume(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
         NotReady: it runs, but does not become ready.
     """
     files = WorkloadState(state, str(arguments["workload"]))
-    limits = CudaLimits(**arguments.get("gpu_limits", {}))
+    limits = CudaLimits.from_json(arguments.get("gpu_limits", {}))
     with held(files.operation_lock, files.name, _UNDER_WAY):
+        recover(files)
         mark = read_mark(files)
         if mark is None or mark.what != "suspended":
-            raise Refused(files.name, "it is not suspended", "a cold start brings it up")
+            raise Refused(files.name, "it is not suspended")
         pids = [process.pid for process in mark.processes]
         refuse_unless_free(files.name, mark.data["holds"], pids)
         begun = running_seconds()
         with cancelling.deferred(), Driver() as driver:
-            boundary = Boundary(driver, mark.processes, limits, in_turn(pids))
+            boundary = Boundary(driver, mark.processes, limits, mark.in_turn)
             _bring_back(files, mark, boundary)
         clear_mark(files)
         ready = answers.wait_ready(arguments["ready"], mark.root.alive)
@@ -137,10 +134,13 @@ def _bring_back(files: WorkloadState, mark: GpuMark, boundary: Boundary) -> None
         boundary.restore({})
     except BoundaryFailedError:
         undone = boundary.undo()  # the same way, with what failed tried again
-        if not undone.whole:
-            lost = end_crippled(files, mark.root, undone)
-            clear_mark(files)
-            raise lost from None
+        if undone.unasked:
+            raise Refused(
+                files.name,
+                f"it stays suspended: {undone.unasked}",
+                "mend the driver (pitstop doctor), then ask again",
+            ) from None
+        finish(files, mark, undone, held=boundary.pids)
 
 
 def _suspended(name: str, mark: GpuMark, run: str) -> dict[str, Any]:

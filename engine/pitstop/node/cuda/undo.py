@@ -6,7 +6,7 @@ that failed may have had half of it. So each round asks the driver for the state
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -36,22 +36,31 @@ class Undone:
         running: seen to be running by the driver.
         ended: they live no more.
         lost: pid to why its GPU state is gone or cannot be got at.
+        unasked: why the driver could not be asked about those that are left. Nothing is known of
+            them then, least of all that anything is lost.
         trace: all calls that were made.
     """
 
     running: list[int] = field(default_factory=list)
     ended: list[int] = field(default_factory=list)
     lost: dict[int, str] = field(default_factory=dict)
+    unasked: str = ""
     trace: list[CudaAnswer] = field(default_factory=list)
 
-    @property
-    def whole(self) -> bool:
-        """Whether every process runs with its GPU state."""
-        return not self.lost and not self.ended
+    def losses(self, held: Collection[int] = ()) -> dict[int, str]:
+        """Return pid to what is lost of it.
+
+        Args:
+            held: processes whose GPU state was, or may have been, in our hands. Any other that
+                has ended has ended by itself, and its workload knows what to make of that.
+        """
+        gone = {pid: "it ended with its GPU state parked" for pid in self.ended if pid in held}
+        return {**gone, **self.lost}
 
     def __str__(self) -> str:
         said = [f"pid {pid}: {why}" for pid, why in sorted(self.lost.items())]
         said += [f"pid {pid} has ended" for pid in self.ended]
+        said += [self.unasked] if self.unasked else []
         return "; ".join(said) or f"{len(self.running)} CUDA processes run"
 
 
@@ -69,6 +78,9 @@ def bring_back(
         left = _without_ended(left, undone)
         worth = [p for p in left if _unanswered(p.pid, undone.trace) < PATIENCE]
         states = _states(caller, worth, limits, undone)
+        undone.unasked = next((a.error for a in undone.trace if not a.sent), "")
+        if undone.unasked:
+            return undone
         running = {pid for pid, state in states.items() if state is ProcessState.RUNNING}
         undone.running += [p.pid for p in left if p.pid in running]
         left = [p for p in left if p.pid not in running]

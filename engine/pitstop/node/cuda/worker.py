@@ -10,19 +10,23 @@ every process back to running, after CRIU, which holds the same operation's lock
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from pitstop.model.cuda import Call, CudaAnswer, CudaLimits, CudaRequest
 from pitstop.node.clock import running_seconds
+from pitstop.node.cuda.driver import Driver
+from pitstop.node.cuda.mark import clear_mark, read_mark
 from pitstop.node.cuda.undo import bring_back
 from pitstop.node.locks import Lock
+from pitstop.node.paths import StateDir
 from pitstop.node.processes import Identity
+from pitstop.node.record import WorkloadState
 
 GUARD_PATIENCE = 3600.0
 """Seconds for CRIU to end after whoever has started it was killed."""
@@ -94,23 +98,6 @@ def initialise() -> str:
     return ""
 
 
-class InProcess:
-    """Calls made by this process itself, without a deadline: for the guard."""
-
-    def ask(self, requests: Sequence[CudaRequest], _seconds: float) -> list[CudaAnswer]:
-        """Make all calls at once and wait for all."""
-        answers: list[CudaAnswer] = []
-        threads = [
-            threading.Thread(target=lambda r=request: answers.append(perform(r)))
-            for request in requests
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return answers
-
-
 def main() -> None:
     """Serve until stdin ends."""
     say = threading.Lock()
@@ -118,7 +105,8 @@ def main() -> None:
     os.dup2(2, 1)  # what a library prints is no answer
 
     def tell(message: Mapping[str, Any]) -> None:
-        with say:
+        # Nobody reads any more once whoever asks has been killed.
+        with say, contextlib.suppress(BrokenPipeError):
             print(json.dumps(message), file=answers, flush=True)
 
     def serve(number: int, request: CudaRequest) -> None:
@@ -126,6 +114,7 @@ def main() -> None:
 
     tell({"ready": True, "error": initialise()})
     guarded: Mapping[str, Any] | None = None
+    calls: list[threading.Thread] = []
     for line in sys.stdin:
         message = json.loads(line)
         if "guard" in message:
@@ -133,17 +122,36 @@ def main() -> None:
             tell({"guarding": guarded is not None})
             continue
         request = CudaRequest.from_json(message)
-        threading.Thread(target=serve, args=(message["id"], request), daemon=True).start()
+        call = threading.Thread(target=serve, args=(message["id"], request), daemon=True)
+        call.start()
+        calls = [one for one in calls if one.is_alive()] + [call]
     if guarded is not None:
-        _guard(guarded)
+        _guard(guarded, calls)
 
 
-def _guard(guarded: Mapping[str, Any]) -> None:
-    lock = Lock(Path(guarded["lock"]))
+def _guard(guarded: Mapping[str, Any], calls: Sequence[threading.Thread]) -> None:
+    """Bring back what is still parked once nobody works on the workload any more.
+
+    By a worker of its own, with deadlines: it holds the operation's lock for that time only.
+    """
+    files = WorkloadState(StateDir.at(str(guarded["state"])), str(guarded["workload"]))
+    lock = Lock(files.operation_lock)
     lock.acquire(GUARD_PATIENCE)
     try:
-        processes = [Identity(int(pid), int(start)) for pid, start in guarded["processes"]]
-        undone = bring_back(InProcess(), processes, CudaLimits(), bool(guarded["in_turn"]))
+        limits = CudaLimits.from_json(guarded["limits"])
+        # A lock that is still asked for would come after all was seen to run.
+        end = running_seconds() + limits.lock + limits.move
+        for call in calls:
+            call.join(max(0.0, end - running_seconds()))
+        mark = read_mark(files)
+        if mark is not None and mark.token != guarded["token"]:
+            return  # somebody else has taken care of it, and has parked it anew
+        with Driver() as driver:
+            members = [Identity(int(pid), int(start)) for pid, start in guarded["processes"]]
+            undone = bring_back(driver, members, limits, bool(guarded["in_turn"]))
+        if not undone.lost and not undone.unasked:
+            clear_mark(files)
+        # Else it stays, and whoever asks what became of the operation draws the consequence.
         print(f"pitstop: after its operation was killed: {undone}", file=sys.stderr, flush=True)
     finally:
         lock.release()
