@@ -15,6 +15,6 @@ pytest_plugins = [
 ]
 
 # What the whole suite has time for; `--hypothesis-profile thorough` when there is more.
-settings.register_profile("suite", max_examples=30, deadline=None)
+settings.register_profile("suite", max_examples=20, deadline=None)
 settings.register_profile("thorough", max_examples=1000, deadline=None)
 settings.load_profile("suite")

@@ -89,7 +89,8 @@ class Standalone:
             "API__BASE_URL": self.url,
             "API__WORKERS": "1",
             "DAG_PROCESSOR__REFRESH_INTERVAL": "2",
-            "DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "5",
+            # A new or changed file is seen at once; to parse one again costs seconds of CPU.
+            "DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "600",
             "USAGE_DATA_COLLECTION__ENABLED": "False",
             "SCHEDULER__ENABLE_HEALTH_CHECK": "False",
             **over,
