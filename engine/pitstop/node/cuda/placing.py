@@ -47,7 +47,8 @@ def _held(gpu: Gpu, pids: Collection[int], listed: bool) -> int:
     known = [size for size in sizes if size is not None]
     if sizes and len(known) == len(sizes):
         return sum(known)
-    return number(gpu.memory_used) or number(gpu.memory) or 0
+    used = number(gpu.memory_used)
+    return used if used is not None else number(gpu.memory) or 0
 
 
 @dataclass(frozen=True, slots=True)
