@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from pitstop.model.words import Strategy
 from pitstop.steps.files import plan_from_files
 from tests.rigs.gpu_nodes import ALONE, LLM, NEW, OLD, SPARE, GpuNodes, assert_moved_at_one_boundary
@@ -15,6 +17,14 @@ def test_a_driver_upgrade_moves_what_fits_elsewhere(gpu_nodes: GpuNodes) -> None
     rig.start_all()
     before = rig.memory(NODE)
     maintenance = rig.upgrade()
+
+    # The doctor of each node, over SSH: one is well, on the other NVML ends who asks it.
+    rig.machines[SPARE].fault("nvmlInit", "die_caller")
+    said = {node: checks(rig, node) for node in (NODE, SPARE)}
+    rig.machines[SPARE].clear_faults()
+    assert (said[NODE]["gpu-driver"], said[NODE]["gpu-state"]) == ("ok", "ok")
+    assert said[SPARE]["gpu-driver"] == "failed"
+    assert said[SPARE]["gpu-state"] != "ok"
 
     # Said beforehand: with the other node's GPUs in use there is nowhere to go.
     with rig.in_use(SPARE):
@@ -34,3 +44,9 @@ def test_a_driver_upgrade_moves_what_fits_elsewhere(gpu_nodes: GpuNodes) -> None
     assert_moved_at_one_boundary(rig, "upgrade", before)
     report = rig.home / "runs" / "upgrade" / "report.html"
     assert "at one boundary" in report.read_text()
+
+
+def checks(rig: GpuNodes, node: str) -> dict[str, str]:
+    """What `pitstop doctor` says of each thing on a node."""
+    done = rig.cli("doctor", node, "--site", str(rig.site_file), "--no-trial", "--json")
+    return {check["id"]: check["state"] for check in json.loads(done.stdout)["checks"]}
