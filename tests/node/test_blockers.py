@@ -263,6 +263,22 @@ def test_what_criu_cannot_save_is_found(name: str, tmp_path: Path) -> None:
     assert kinds - {"a foreign namespace"} == {what}
 
 
+def test_what_a_process_has_started_meanwhile_is_no_stranger(tmp_path: Path) -> None:
+    """The tree was read a moment before, so its newest child is not in it."""
+
+    def append_and_fork(where: Path) -> Any:
+        log = (where / "log").open("a")
+        if os.fork() == 0:
+            end_with_parent()
+            signal.pause()
+        return log
+
+    with victim(append_and_fork, tmp_path) as pid:
+        root, *children = processes.tree(pid)
+        assert len(children) == 1
+        assert scan([root], tmp_path) == []
+
+
 def test_ends_outside_are_found(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     ours, theirs = socket.socketpair()

@@ -7,7 +7,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 
@@ -226,7 +226,7 @@ def one_sided_pipes(found: Iterable[Process]) -> set[str]:
     return reads ^ writes
 
 
-def _outside(found: Sequence[Process], members: Collection[int]) -> Iterator[Holder]:
+def _outside(found: Sequence[Process], members: Set[int]) -> Iterator[Holder]:
     """Look through all other processes, and only if the tree has something to ask about."""
     pipes = one_sided_pipes(found)
     files = {
@@ -246,7 +246,10 @@ def _outside(found: Sequence[Process], members: Collection[int]) -> Iterator[Hol
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) in members:
             continue
-        yield from _held_outside(int(entry), pipes, {} if int(entry) in above else ours)
+        for holder in _held_outside(int(entry), pipes, {} if int(entry) in above else ours):
+            # One that a process of the tree has started since the tree was read is no stranger.
+            if not members & _above(holder.pid):
+                yield holder
 
 
 def _held_outside(

@@ -144,10 +144,11 @@ class ParkedGpus:
             return
         # A lock that was refused took nothing; one without an answer may have.
         held = {answer.pid for answer in locks if answer.ok or not answer.answered}
+        began = next((str(answer) for answer in self.trace if not answer.ok), "")
         undone = self._boundary.undo()
         self._parked = False
         try:
-            conclude(self._files, self._subject.tree, undone, held)
+            conclude(self._files, self._subject.tree, undone, held, began)
         except EndedInDump:
             self._over()
             raise
@@ -216,6 +217,7 @@ def conclude(
     members: Sequence[Identity],
     undone: Undone,
     held: Collection[int],
+    began: str = "",
 ) -> None:
     """Draw the consequence of what could be brought back.
 
@@ -227,6 +229,7 @@ def conclude(
         members: all its processes.
         undone: what became of the CUDA processes.
         held: those whose end is a loss.
+        began: the call that failed first, where that is known.
 
     Raises:
         EndedInDump: GPU state is lost; the cause names what.
@@ -242,6 +245,7 @@ def conclude(
     if not losses:
         return
     said = [f"pid {pid}: {why}" for pid, why in sorted(losses.items())]
+    said += [f"it began with {began}"] if began else []
     end_all(files, members)
     known = judge(said, Where.CUDA_RESTORE)
     raise EndedInDump(
