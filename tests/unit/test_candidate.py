@@ -94,6 +94,14 @@ def test_fits_and_is_not_changed_by_the_question(asked: Asked) -> None:
     assert contents() == before
 
 
+def test_memory_that_nobody_knows_of_is_no_room(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pitstop.node.candidate.available", lambda: None)
+    found = look(asked.state, "web", asked.question)
+    assert found["reasons"] == ["how much memory is free there is not known"]
+
+
 def test_quarantine_and_another_run(asked: Asked) -> None:
     write_json(asked.state.quarantine, {"run": "r0", "cause": "burnt", "time": ""})
     make_directory(asked.state.root / "leases")

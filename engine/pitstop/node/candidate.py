@@ -14,6 +14,7 @@ from pitstop.images.signing import Keys
 from pitstop.images.store import Store
 from pitstop.model.inventory import Inventory
 from pitstop.node import subject
+from pitstop.node.blockers.room import available
 from pitstop.node.cuda.placing import Place, place_for
 from pitstop.node.gpus import read_inventory
 from pitstop.node.inventory import take_fingerprint
@@ -40,12 +41,12 @@ def look(state: StateDir, name: str, asked: Mapping[str, Any]) -> dict[str, Any]
     """
     files = WorkloadState(state, name)
     disk = os.statvfs(state.images(name))
-    inventory = read_inventory()
+    inventory, memory = read_inventory(), available()
     place = _on_gpus(asked, inventory)
     return {
         "fingerprint": take_fingerprint(asked.get("probes", {}), inventory).to_json(),
         "gpus": list(place.takes),
-        "memory_available": _memory_available(),
+        "memory_available": memory or 0,
         "disk_free": disk.f_bavail * disk.f_frsize,
         "reasons": [
             *_of_the_node(state, str(asked.get("run", ""))),
@@ -53,6 +54,7 @@ def look(state: StateDir, name: str, asked: Mapping[str, Any]) -> dict[str, Any]
             *_of_its_surroundings(asked),
             *_of_the_signer(state, asked.get("signer")),
             *place.refusals,
+            *(["how much memory is free there is not known"] if memory is None else ()),
         ],
     }
 
@@ -110,11 +112,3 @@ def _of_the_signer(state: StateDir, signer: str | None) -> Iterator[str]:
         yield "the node it is on has no signing key yet (pitstop-node key)"
     elif not Keys(state.keys()).trusts(signer.encode()):
         yield "the key of the node it is on is not in keys/trusted/ (pitstop-node key --trust)"
-
-
-def _memory_available() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            return int(value.split()[0]) << 10
-    return 0

@@ -16,12 +16,13 @@ def read(found: Sequence[Process], images: Path, cuda: Collection[int]) -> Room:
     return Room(
         images=str(images),
         disk=shutil.disk_usage(images).free,
-        memory=_available(),
+        memory=available(),
         limit=min(limits, default=None),
     )
 
 
-def _available() -> int | None:
+def available() -> int | None:
+    """Return the bytes of memory that this machine can give away; None where it does not say."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) << 10
