@@ -16,9 +16,9 @@ import pytest
 from blake3 import blake3
 
 from pitstop.images import durable
-from pitstop.model.errors import MaintenanceFailed
+from pitstop.model.errors import Cancelled, MaintenanceFailed
+from pitstop.node import cancelling, ops, processes
 from pitstop.node import execute as execute_module
-from pitstop.node import ops, processes
 from pitstop.node.execute import TAIL, execute
 from tests.rigs.engine import NODE_COMMAND, Engine, EngineError, copies_of, state_letter, until
 from tests.rigs.forked import Forked
@@ -155,6 +155,29 @@ class TestEnding:
         engine.start("a", "execute", command("sh", "-c", self.SCRIPT))
         status = engine.rpc("op.cancel", id="a")
         assert (status["state"], status["error"]["code"]) == ("failed", "cancelled")
+        self.gone()
+
+    def test_cancel_in_the_moment_that_it_starts(self, engine: Engine) -> None:
+        """When the command runs already and nobody knows of it yet."""
+
+        def run() -> int:
+            cancelling.listen("a")
+            popen = subprocess.Popen
+
+            def started_and_cancelled(*arguments: Any, **options: Any) -> Any:
+                process = popen(*arguments, **options)
+                os.kill(os.getpid(), signal.SIGTERM)
+                return process
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(subprocess, "Popen", started_and_cancelled)
+                try:
+                    execute(["sh", "-c", self.SCRIPT], 30, engine.root / "output")
+                except Cancelled:
+                    return 0
+            return 1
+
+        assert Forked(run).wait() == 0
         self.gone()
 
     def test_cancel_twice(self, engine: Engine) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pitstop.model.errors import MaintenanceFailed
+from pitstop.model.errors import Cancelled, MaintenanceFailed
+from pitstop.node import cancelling
 from pitstop.node.clock import running_seconds
 
 TAIL = 8192
@@ -33,8 +34,33 @@ def execute(command: Sequence[str], timeout: float, output: Path) -> dict[str, A
     """
     begun = running_seconds()
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    timed_out = False
+    process: subprocess.Popen[bytes] | None = None
     try:
-        process = subprocess.Popen(
+        with cancelling.deferred():  # or a command that was just started would be nobody's
+            process = _start(command, descriptor)
+        if cancelling.asked():
+            raise Cancelled(command[0], "cancelled on request")
+        process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        assert process is not None  # noqa: S101  # it was waited for
+        timed_out = True
+        _end_group(process)
+    except BaseException:
+        if process is not None:
+            _end_group(process)
+        raise
+    return {
+        "exit_status": None if timed_out else process.returncode,
+        "timed_out": timed_out,
+        "seconds": round(running_seconds() - begun, 3),
+        **describe(output),
+    }
+
+
+def _start(command: Sequence[str], descriptor: int) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
             list(command),
             stdin=subprocess.DEVNULL,
             stdout=descriptor,
@@ -46,21 +72,6 @@ def execute(command: Sequence[str], timeout: float, output: Path) -> dict[str, A
         raise MaintenanceFailed(command[0], f"cannot be started: {error.strerror}") from error
     finally:
         os.close(descriptor)
-    timed_out = False
-    try:
-        process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        timed_out = True
-        _end_group(process)
-    except BaseException:
-        _end_group(process)
-        raise
-    return {
-        "exit_status": None if timed_out else process.returncode,
-        "timed_out": timed_out,
-        "seconds": round(running_seconds() - begun, 3),
-        **describe(output),
-    }
 
 
 def describe(output: Path) -> dict[str, Any]:
