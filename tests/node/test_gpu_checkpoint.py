@@ -24,12 +24,10 @@ from pitstop.node.cuda.mark import GpuMark, read_mark
 from pitstop.node.cuda.parking import ParkedGpus
 from pitstop.node.subject import find
 from tests.rigs.engine import Engine, Launched, state_letter, until
-from tests.rigs.gpu_program import PORT, GpuProgram
+from tests.rigs.gpu_program import PORT, QUICK, GpuProgram, calls, is_worker
 from tests.rigs.gpus import EmulatedGpus, build
 
 WORKLOAD = "gpu"
-QUICK = {"lock": 5.0, "call": 5.0, "move": 5.0}
-"""Deadlines of the driver's calls: what hangs is to be given up soon."""
 
 
 @pytest.fixture
@@ -45,11 +43,6 @@ def start(engine: Engine, ranks: int, *options: str) -> GpuProgram:
 
 def save(program: GpuProgram, checkpoint: str = "ck1", **changes: Any) -> dict[str, Any]:
     return program.save(checkpoint, **{"gpu_limits": QUICK, **changes})
-
-
-def calls(gpus: EmulatedGpus, *wanted: str) -> list[str]:
-    """The calls that the driver saw succeed, in the order of their ends."""
-    return [t.call for t in gpus.trace() if t.result == 0 and t.call in wanted]
 
 
 def test_all_gpus_come_back_byte_by_byte(engine: Engine, gpus: EmulatedGpus) -> None:
@@ -135,13 +128,6 @@ def test_a_killed_operation_leaves_no_gpu_parked(
     save(program, "ck2")
     assert program.restore("ck2").report.get("running"), program.launched.said
     assert program.counters() == [0, 0]
-
-
-def is_worker(pid: int) -> bool:
-    try:
-        return b"pitstop.node.cuda.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return False  # it has ended
 
 
 def test_one_that_ends_by_itself_before_the_locks_is_nobodys_loss(

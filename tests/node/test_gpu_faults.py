@@ -17,12 +17,10 @@ from pitstop.node.cuda.mark import read_mark
 from pitstop.node.stopper import end_launched
 from tests.rigs.engine import Engine, Launched, copies_of, running_engine, until
 from tests.rigs.gpu_machine import shown
-from tests.rigs.gpu_program import GpuProgram
+from tests.rigs.gpu_program import QUICK, GpuProgram
 from tests.rigs.gpus import EmulatedGpus, build
 
 WORKLOAD = "gpu"
-QUICK = {"lock": 5.0, "call": 5.0, "move": 5.0}
-"""Deadlines of the driver's calls: what hangs is to be given up soon."""
 
 
 @dataclass

@@ -16,10 +16,8 @@ from pitstop.node.checkpointer import settle
 from pitstop.node.cuda.boundary import Boundary
 from pitstop.node.cuda.mark import read_mark
 from pitstop.node.locks import is_held
-from tests.node.test_gpu_checkpoint import QUICK, calls, is_worker
-from tests.node.test_gpu_suspend import op
 from tests.rigs.engine import Engine, state_letter, until
-from tests.rigs.gpu_program import GpuProgram
+from tests.rigs.gpu_program import QUICK, GpuProgram, calls, is_worker, op
 from tests.rigs.gpu_workload import wait_until_it_serves
 from tests.rigs.gpus import EmulatedGpus, build
 

@@ -12,13 +12,10 @@ from pitstop.model.errors import CheckpointFailed, Refused
 from pitstop.node.blockers import needs
 from pitstop.node.locks import is_held
 from tests.rigs.engine import Engine, until
-from tests.rigs.gpu_program import PORT, GpuProgram
+from tests.rigs.gpu_program import ORDER, PORT, QUICK, GpuProgram, op
 from tests.rigs.gpus import EmulatedGpus, build
 
 WORKLOAD = "gpu"
-QUICK = {"lock": 5.0, "call": 5.0, "move": 5.0}
-READY = {"http": {"url": f"http://127.0.0.1:{PORT}/"}, "deadline": 20.0, "interval": 0.02}
-ORDER = {"workload": WORKLOAD, "run": "run1", "ready": READY, "gpu_limits": QUICK}
 
 
 @pytest.fixture
@@ -27,10 +24,6 @@ def program(engine: Engine, gpus: EmulatedGpus) -> GpuProgram:
     program = GpuProgram.start(engine, *command, workload=WORKLOAD)
     program.step()
     return program
-
-
-def op(program: GpuProgram, kind: str, identifier: str = "", **changes: Any) -> dict[str, Any]:
-    return program.engine.op(identifier or f"{kind}1", kind, {**ORDER, **changes})
 
 
 def test_the_gpus_are_free_until_it_is_back(program: GpuProgram, gpus: EmulatedGpus) -> None:

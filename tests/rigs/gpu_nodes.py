@@ -27,8 +27,8 @@ from pitstop.steps.by_hand import start_by_hand
 from pitstop.steps.files import load_site
 from pitstop.steps.runs import open_run
 from tests.rigs.branches import assert_branches
+from tests.rigs.gpu_workload import request, wait_until_it_serves
 from tests.rigs.gpus import DEFAULT, EmulatedGpus, build
-from tests.rigs.http_client import get
 from tests.rigs.lab import MakeLab
 from tests.rigs.maintenance import QUIET
 from tests.rigs.site import NODE, SiteRig, in_network
@@ -51,12 +51,12 @@ class GpuNodes(SiteRig):
 
     def look(self, node: str, workload: str = LLM) -> list[dict[str, Any]]:
         """What a workload has on its GPUs, rank by rank."""
-        ranks: list[dict[str, Any]] = json.loads(self._get(node, workload, "/"))["ranks"]
+        ranks: list[dict[str, Any]] = json.loads(self._ask(node, workload, "/"))["ranks"]
         return ranks
 
     def memory(self, node: str) -> list[bytes]:
         """The bytes on each GPU of `llm`."""
-        return [self._get(node, LLM, f"/memory/{rank}/0") for rank in range(8)]
+        return [self._ask(node, LLM, f"/memory/{rank}/0") for rank in range(8)]
 
     def uuids(self, node: str) -> set[str]:
         return {gpu["uuid"] for rank in self.look(node) for gpu in rank["gpus"]}
@@ -71,7 +71,7 @@ class GpuNodes(SiteRig):
         finally:
             node.close()
         for _ in range(3):
-            self._get(NODE, LLM, "/", b"")
+            self._ask(NODE, LLM, "/", "POST")
 
     def upgrade(self, name: str = "upgrade") -> Path:
         """A maintenance that upgrades the driver of the first node, and says so."""
@@ -93,16 +93,15 @@ class GpuNodes(SiteRig):
         }
         with self.lab.node(node).popen(program, env=environment) as squatter:
             try:
-                in_network(self.lab.node(node), lambda: get("http://127.0.0.1:8099/health", 20))
+                in_network(self.lab.node(node), lambda: wait_until_it_serves(8099, squatter))
                 yield
             finally:
                 tree = processes.tree(squatter.pid)  # nsenter, and what it has started
                 os.kill(tree[1].pid, signal.SIGKILL)  # its ranks and nsenter end with it
                 assert processes.wait_gone(tree[1:], 20) == []
 
-    def _get(self, node: str, workload: str, path: str, body: bytes | None = None) -> bytes:
-        url = f"http://127.0.0.1:{PORTS[workload]}{path}"
-        return in_network(self.lab.node(node), lambda: get(url, 0, body))
+    def _ask(self, node: str, workload: str, path: str, method: str = "GET") -> bytes:
+        return in_network(self.lab.node(node), lambda: request(PORTS[workload], path, method))
 
 
 def assert_moved_at_one_boundary(rig: GpuNodes, run: str, before: list[bytes]) -> None:

@@ -6,11 +6,17 @@ import json
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tests.rigs.engine import Engine, Launched, until
+from tests.rigs.gpus import EmulatedGpus
 
 PORT = 8095
+QUICK = {"lock": 5.0, "call": 5.0, "move": 5.0}
+"""Deadlines of the driver's calls: what hangs is to be given up soon."""
+READY = {"http": {"url": f"http://127.0.0.1:{PORT}/"}, "deadline": 20.0, "interval": 0.02}
+ORDER = {"workload": "gpu", "run": "run1", "ready": READY, "gpu_limits": QUICK}
 
 
 @dataclass
@@ -90,3 +96,19 @@ class GpuProgram:
         with urllib.request.urlopen(url, body, timeout=timeout) as response:
             content: bytes = response.read()
             return content
+
+
+def calls(gpus: EmulatedGpus, *wanted: str) -> list[str]:
+    """The calls that the driver saw succeed, in the order of their ends."""
+    return [t.call for t in gpus.trace() if t.result == 0 and t.call in wanted]
+
+
+def is_worker(pid: int) -> bool:
+    try:
+        return b"pitstop.node.cuda.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False  # it has ended
+
+
+def op(program: GpuProgram, kind: str, identifier: str = "", **changes: Any) -> dict[str, Any]:
+    return program.engine.op(identifier or f"{kind}1", kind, {**ORDER, **changes})

@@ -141,7 +141,8 @@ def settle(
 
 def _bring_back_gpus(files: WorkloadState) -> None:
     """Bring back what a killed operation has left parked, unless its guard has done so."""
-    if read_mark(files) is None:
+    mark = read_mark(files)
+    if mark is None or mark.what != "checkpoint":
         return
     lock = Lock(files.operation_lock)
     try:

@@ -9,7 +9,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -48,10 +48,7 @@ class Guarded:
         return {
             "state": str(self.state),
             "workload": self.workload,
-            "token": self.mark.token,
-            "processes": [[process.pid, process.start] for process in self.mark.processes],
-            "in_turn": self.mark.in_turn,
-            "limits": asdict(self.mark.limits),
+            "mark": self.mark.to_json(),
         }
 
 

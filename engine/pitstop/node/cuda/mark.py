@@ -7,7 +7,7 @@ whoever comes after a process that was killed in between knows what to bring bac
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -50,23 +50,38 @@ class GpuMark:
         """Whether any of the processes still runs."""
         return any(process.alive() for process in self.processes)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "what": self.what,
+            "run": self.run,
+            "root": [self.root.pid, self.root.start],
+            "processes": [[process.pid, process.start] for process in self.processes],
+            "in_turn": self.in_turn,
+            "limits": asdict(self.limits),
+            "data": self.data,
+            "token": self.token,
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> GpuMark:
+        """Rebuild it from `to_json`."""
+        [root] = _identities([data["root"]])
+        return GpuMark(
+            data["what"],
+            str(data["run"]),
+            root,
+            _identities(data["processes"]),
+            bool(data["in_turn"]),
+            CudaLimits.from_json(data["limits"]),
+            data["data"],
+            str(data["token"]),
+        )
+
 
 def set_mark(files: WorkloadState, mark: GpuMark) -> None:
     """Write it, durably."""
-    write_json(
-        files.directory / FILE,
-        {
-            "what": mark.what,
-            "run": mark.run,
-            "boot_id": boot_id(),
-            "root": [mark.root.pid, mark.root.start],
-            "processes": [[process.pid, process.start] for process in mark.processes],
-            "in_turn": mark.in_turn,
-            "limits": asdict(mark.limits),
-            "data": mark.data,
-            "token": mark.token,
-        },
-    )
+    write_json(files.directory / FILE, {**mark.to_json(), "boot_id": boot_id()})
 
 
 def read_mark(files: WorkloadState) -> GpuMark | None:
@@ -74,17 +89,7 @@ def read_mark(files: WorkloadState) -> GpuMark | None:
     written = read_json(files.directory / FILE)
     if written is None or written["boot_id"] != boot_id():
         return None
-    [root] = _identities([written["root"]])
-    mark = GpuMark(
-        written["what"],
-        str(written["run"]),
-        root,
-        _identities(written["processes"]),
-        bool(written["in_turn"]),
-        CudaLimits.from_json(written["limits"]),
-        written["data"],
-        str(written["token"]),
-    )
+    mark = GpuMark.from_json(written)
     return mark if mark.lives else None
 
 

@@ -52,12 +52,12 @@ def suspend(state: StateDir, arguments: Mapping[str, Any]) -> dict[str, Any]:
         if mark is not None:
             return _suspended(files.name, mark, run)
         found = subject.find(files, arguments.get("pid_file"))
-        with ParkedGpus(files, found, limits, run) as gpus:
+        # A request to stop waits until all is parked, or brought back on the way out.
+        with cancelling.deferred(), ParkedGpus(files, found, limits, run) as gpus:
             if not gpus.processes:
                 raise Refused(files.name, "it has no GPU state to park")
             _refuse_without_memory(files.name, state.root, found.tree, gpus)
-            with cancelling.deferred():
-                return _park(files.name, gpus)
+            return _park(files.name, gpus)
 
 
 def _refuse_without_memory(

@@ -18,14 +18,13 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pitstop.model.cuda import Call, CudaAnswer, CudaLimits, CudaRequest
+from pitstop.model.cuda import Call, CudaAnswer, CudaRequest
 from pitstop.node.clock import running_seconds
 from pitstop.node.cuda.driver import Driver
-from pitstop.node.cuda.mark import clear_mark, read_mark
+from pitstop.node.cuda.mark import GpuMark, clear_mark, read_mark
 from pitstop.node.cuda.undo import bring_back
 from pitstop.node.locks import Lock
 from pitstop.node.paths import StateDir
-from pitstop.node.processes import Identity
 from pitstop.node.record import WorkloadState
 
 GUARD_PATIENCE = 3600.0
@@ -135,20 +134,19 @@ def _guard(guarded: Mapping[str, Any], calls: Sequence[threading.Thread]) -> Non
     By a worker of its own, with deadlines: it holds the operation's lock for that time only.
     """
     files = WorkloadState(StateDir.at(str(guarded["state"])), str(guarded["workload"]))
+    ours = GpuMark.from_json(guarded["mark"])
     lock = Lock(files.operation_lock)
     lock.acquire(GUARD_PATIENCE)
     try:
-        limits = CudaLimits.from_json(guarded["limits"])
         # A lock that is still asked for would come after all was seen to run.
-        end = running_seconds() + limits.lock + limits.move
+        end = running_seconds() + ours.limits.lock + ours.limits.move
         for call in calls:
             call.join(max(0.0, end - running_seconds()))
         mark = read_mark(files)
-        if mark is not None and mark.token != guarded["token"]:
+        if mark is not None and mark.token != ours.token:
             return  # somebody else has taken care of it, and has parked it anew
         with Driver() as driver:
-            members = [Identity(int(pid), int(start)) for pid, start in guarded["processes"]]
-            undone = bring_back(driver, members, limits, bool(guarded["in_turn"]))
+            undone = bring_back(driver, ours.processes, ours.limits, ours.in_turn)
         if not undone.lost and not undone.unasked:
             clear_mark(files)
         # Else it stays, and whoever asks what became of the operation draws the consequence.
