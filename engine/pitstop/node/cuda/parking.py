@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from pitstop.model.manifest import CudaSaved
 
 
+DIED_OF_IT = "CUDA_ERROR_OPERATING_SYSTEM"
+"""What a call says whose process ended in it; also of one that may not be traced, but that lives."""
+
+
 class ParkedGpus:
     """The GPU state of a running workload. The caller holds the operation's lock.
 
@@ -142,8 +146,9 @@ class ParkedGpus:
         if not locks:
             self._over()
             return
-        # A lock that was refused took nothing; one without an answer may have.
-        held = {answer.pid for answer in locks if answer.ok or not answer.answered}
+        # A lock that was refused took nothing; one without an answer may have, and one that
+        # the process died of has (cuda-checkpoint#58).
+        held = {a.pid for a in locks if a.ok or not a.answered or DIED_OF_IT in a.error}
         began = next((str(answer) for answer in self.trace if not answer.ok), "")
         undone = self._boundary.undo()
         self._parked = False
