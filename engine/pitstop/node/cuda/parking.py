@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 DIED_OF_IT = "CUDA_ERROR_OPERATING_SYSTEM"
-"""What a call says whose process ended in it; also of one that may not be traced, but that lives."""
+"""What a call says whose process ended in it, and of one that may not be traced, which lives."""
 
 
 class ParkedGpus:
